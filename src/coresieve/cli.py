@@ -1,0 +1,383 @@
+"""The commands: demo, compress, compare, inspect. A thin shell around the library; the answer goes to stdout.
+
+A model is given as `package.module:factory`, imported with the current folder on the path; its weights as
+safetensors; data as .npy, .npz or .safetensors. Nothing is ever unpickled.
+
+torch and numpy are imported when a command runs and not before: `coresieve --help` stays quick.
+
+>>> fraction("10%"), fraction("0.1"), fractions("50%, 0.2,10%")
+(0.1, 0.1, (0.5, 0.2, 0.1))
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, Token
+
+from coresieve import __version__
+from coresieve.budget import Budget
+from coresieve.errors import BudgetError, CoresieveError, FileError
+from coresieve.terminal import (
+    accuracy_table,
+    compare_table,
+    complain,
+    console,
+    escape,
+    progress,
+    say,
+    share,
+    size_of,
+)
+
+FINE, BAD_INPUT, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the input is at fault (the message says what to try); "
+    "2 the command line is not understood; 130 interrupted with Ctrl-C."
+)
+
+app = App(
+    name="coresieve",
+    help="Make a trained network smaller, and see how far its answers move.",
+    help_epilogue=EXIT_CODES,
+    version=__version__,
+    suppress_keyboard_interrupt=False,  # main() says so, and with which code
+)
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run one command and answer its exit code. An error of ours is one message on stderr, no traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± shows a ?, not a traceback
+    try:
+        app(tokens, exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        return BAD_USAGE  # its message is already on stderr
+    except CoresieveError as error:
+        complain("[bold red]error:[/]", str(error))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        console(stderr=True).print("interrupted")
+        return INTERRUPTED
+    return FINE
+
+
+# --- What the command line may say --------------------------------------------------------------------------
+
+
+def fraction(text: str) -> float:
+    """A share of the parameters: 0.1 or 10%."""
+    number = text.strip()
+    try:
+        return round(float(number[:-1]) / 100, 12) if number.endswith("%") else float(number)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a share of the parameters; write 0.1 or 10%.") from None
+
+
+def fractions(text: str) -> tuple[float, ...]:
+    return tuple(fraction(part) for part in text.split(",") if part.strip())
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _converted(turn: Callable[[str], Any]) -> Callable[[Any, Sequence[Token]], Any]:
+    return lambda _, tokens: turn(tokens[0].value)
+
+
+def _one_budget(given: ArgumentCollection) -> None:
+    if len([argument for argument in given if argument.tokens]) != 1:
+        raise ValueError("Give exactly one budget: --keep 0.1, or --eps 0.5 (and --delta 0.05).")
+
+
+budgets = Group("Budget (one of them)", validator=_one_budget)
+Keep = Annotated[
+    float | None,
+    Parameter(
+        converter=_converted(fraction), group=budgets, help="Share of the parameters to keep: 0.1 or 10%."
+    ),
+]
+Eps = Annotated[float | None, Parameter(group=budgets, help="Relative error that the theory is to bound.")]
+Keeps = Annotated[
+    tuple[float, ...],
+    Parameter(
+        metavar="SIZES",
+        converter=_converted(fractions),
+        n_tokens=1,
+        negative=(),
+        help="Sizes: 0.5,0.2,0.1 or 50%,20%,10%.",
+    ),
+]
+Methods = Annotated[
+    tuple[str, ...] | None,
+    Parameter(
+        metavar="NAMES",
+        converter=_converted(names),
+        n_tokens=1,
+        negative=(),
+        help="Methods, by comma [default: all].",
+    ),
+]
+Model = Annotated[
+    str, Parameter(help="package.module:factory; the factory, called without arguments, makes it.")
+]
+Weights = Annotated[Path, Parameter(help="The trained weights, a state dict in safetensors.")]
+Data = Annotated[Path, Parameter(help="Inputs, one per row: .npy, .npz or .safetensors.")]
+Key = Annotated[str | None, Parameter(help="Name of the array, in a file that holds several [default: x].")]
+Json = Annotated[
+    bool,
+    Parameter(name="--json", negative=(), show_default=False, help="Print JSON and nothing else on stdout."),
+]
+Names = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+# --- The commands -------------------------------------------------------------------------------------------
+
+
+@app.command(sort_key=1)
+def demo(
+    *, out: Path = Path("out/demo"), seeds: int | None = None, quick: Flag = False, json: Json = False
+) -> None:
+    """Compress a digits network by every method and draw what each size costs.
+
+    Trains the network first, in a second or two. Writes a page with the curves (index.html) and one small
+    network (small.safetensors).
+
+    Parameters
+    ----------
+    out
+        Folder for the two files.
+    seeds
+        How often each random method is repeated.
+    quick
+        Fewer sizes and seeds: a look in a few seconds.
+    """
+    if seeds is not None and seeds < 1:
+        raise BudgetError(f"--seeds {seeds}", "at least one", "--seeds 5")
+    with progress() as bar:
+        bar.step("loading torch")
+        from coresieve.lab.demo import run
+
+        result = run(out, seeds=seeds, quick=quick, bar=bar)
+    if json:
+        _print_json(result.to_dict())
+        return
+    repeated = f", mean±std of {result.seeds} seeds" if result.seeds > 1 else ""
+    original = f"{100 * result.accuracy:.1f}"
+    say(f"[bold]Accuracy on {result.tested} test digits in %{repeated} (the original: {original})[/]")
+    say(accuracy_table(result.summary))
+    say(f"Curves         {escape(str(result.page))}")
+    say(f"Small network  {escape(str(result.file))}  ({result.file_note})")
+    say(f"[dim]Look inside    coresieve inspect {escape(str(result.file))}[/]")
+
+
+@app.command(sort_key=2)
+def compress(
+    model: Model,
+    /,
+    *,
+    weights: Weights,
+    data: Data,
+    keep: Keep = None,
+    eps: Eps = None,
+    delta: float = 0.05,
+    method: str = "corenet++",
+    seed: int = 0,
+    include: Names = None,
+    exclude: Names = None,
+    data_key: Key = None,
+    out: Path = Path("small.safetensors"),
+    force: Flag = False,
+    json: Json = False,
+) -> None:
+    """Make one network smaller and save it.
+
+    coresieve compress nets:build --weights w.safetensors --data x.npy --keep 10%
+
+    Parameters
+    ----------
+    delta
+        Probability with which the bound of --eps may fail.
+    method
+        corenet, corenet+, corenet++, uniform, l1, l2, l1l2, svd or magnitude.
+    seed
+        The same seed gives the same network.
+    include
+        Layers to compress, a pattern such as 'encoder.*'; may be repeated [default: all].
+    exclude
+        Layers to leave as they are; may be repeated.
+    out
+        File to write.
+    force
+        Overwrite the file if it is there.
+    """
+    Budget.of(keep=keep, eps=eps, delta=delta)
+    _check_out(out, force, inputs=(weights, data))
+    with progress() as bar:
+        bar.step("loading torch")
+        from coresieve import compression
+        from coresieve.inputs import batches, load_array, load_model
+
+        net = load_model(model, weights)
+        inputs = batches(load_array(data, data_key), net)
+        small = compression.compress(
+            net,
+            bar.over(inputs, "reading the sample", then=f"compressing with {method}"),
+            keep=keep,
+            eps=eps,
+            delta=delta,
+            method=method,
+            seed=seed,
+            include=include or ["*"],
+            exclude=exclude or [],
+        )
+        bar.step("saving")
+        small.save(out)
+    if json:
+        _print_json({"out": str(out), "bytes": out.stat().st_size, "report": small.report.to_dict()})
+        return
+    say(small.report)
+    sizes = f"{size_of(out.stat().st_size)}; the original is {size_of(weights.stat().st_size)}"
+    say(f"Saved {escape(str(out))} ({sizes})")
+
+
+@app.command(sort_key=3)
+def compare(
+    model: Model,
+    /,
+    *,
+    weights: Weights,
+    data: Data,
+    keep: Keeps,
+    heldout: Path | None = None,
+    labels: Path | None = None,
+    methods: Methods = None,
+    seeds: int = 3,
+    data_key: Key = None,
+    json: Json = False,
+) -> None:
+    """Put the methods side by side at the sizes asked for.
+
+    coresieve compare nets:build --weights w.safetensors --data x.npy --keep 0.5,0.1
+
+    Parameters
+    ----------
+    heldout
+        Inputs that judge the small networks. Without it a quarter of --data is set aside for that.
+    labels
+        The right classes of the inputs that judge (or of all of --data, without --heldout), for accuracy.
+    seeds
+        How often each random method is repeated.
+    """
+    for share_kept in keep:
+        Budget.of(keep=share_kept)
+    if not keep or seeds < 1:
+        raise BudgetError(
+            f"{len(keep)} sizes, {seeds} seeds", "at least one of each", "--keep 0.5,0.1 --seeds 3"
+        )
+    with progress() as bar:
+        bar.step("loading torch")
+        from coresieve.inputs import batches, load_array, load_model, set_apart
+        from coresieve.lab import compare as lab
+        from coresieve.methods import METHODS
+
+        methods = methods or tuple(METHODS)
+        todo = lab.cells(methods, keep, range(seeds))  # so that an unknown method fails now
+        net = load_model(model, weights)
+        bar.step("reading the data")
+        given = None if heldout is None else load_array(heldout, data_key)
+        right = None if labels is None else load_array(labels, usual="y")
+        calibration, judges, right = set_apart(load_array(data, data_key), given, right)
+        bar.step("comparing", total=len(todo))
+        rows = []
+        for row in lab.compare(
+            net,
+            batches(calibration, net),
+            batches(judges, net),
+            methods=methods,
+            keeps=keep,
+            seeds=range(seeds),
+            labels=right,
+        ):
+            rows.append(row)
+            bar.advance(f"{row['method']} at {share(row['keep'])}")
+    where = heldout.name if heldout else f"{data.name}, set aside"
+    judged = f"{len(calibration):,} inputs calibrate, {len(judges):,} others judge ({where})"
+    if json:
+        _print_json({"judged": judged, "rows": rows, "summary": lab.summary(rows)})
+        return
+    repeated = f"; mean±std of {seeds} seeds" if seeds > 1 else ""
+    say(f"[bold]{escape(judged)}{repeated}[/]")
+    say(compare_table(lab.summary(rows)))
+    say("[dim]error: ||f_hat - f||_1 / ||f||_1; flips: predictions that changed[/]")
+    for reason in dict.fromkeys(row["failed"] for row in rows if row["failed"]):
+        say(f"[dim]-[/] {escape(reason)}")
+
+
+@app.command(sort_key=4)
+def inspect(
+    file: Annotated[Path, Parameter(help="A file that `coresieve compress` wrote.")], /, *, json: Json = False
+):
+    """Show what a saved network holds, layer by layer."""
+    with progress() as bar:
+        bar.step("loading torch")
+        from coresieve.storage import read_header
+
+        header = read_header(file)
+    if json:
+        _print_json(header)
+        return
+    _say_header(file, header)
+
+
+# --- What a command answers ---------------------------------------------------------------------------------
+
+
+def _check_out(out: Path, force: bool, inputs: Sequence[Path]) -> None:
+    """Before any work: whether the answer can be written where it is wanted."""
+    if any(out.resolve() == path.resolve() for path in inputs):
+        raise FileError(
+            f"--out {out} is one of the inputs", "a new file", f"--out {out.stem}-small.safetensors"
+        )
+    if out.is_dir() or not out.parent.is_dir():
+        raise FileError(f"--out {out}", "a file in a folder that exists", f"mkdir -p {out.parent}")
+    if out.exists() and not force:
+        raise FileError(
+            f"--out {out} is there already", "a new file", "another name, or --force to replace it"
+        )
+
+
+def _print_json(answer: Any) -> None:
+    import json
+
+    print(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _say_header(file: Path, header: dict[str, Any]) -> None:
+    from coresieve.report import Report
+
+    about = header["file"]
+    stored = ", ".join(sorted({tensor["dtype"] for tensor in about["tensors"].values()}))
+    say(
+        f"[bold]{escape(str(file))}[/]  {size_of(about['bytes'])}, {len(about['tensors'])} tensors ({stored})"
+    )
+    say(f"written by coresieve {escape(str(about['version']))}")
+    if "report" in header:
+        say(Report.from_dict(header["report"]))

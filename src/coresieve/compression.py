@@ -1,0 +1,335 @@
+"""compress(): a smaller network from a trained one and a sample of inputs. The original is never changed.
+
+calibrate() is its first half, the one pass over the sample; `Ready.compress` is its second, a draw of one network.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coresieve import __version__, theory
+from coresieve.budget import Budget, check_delta
+from coresieve.calibration import Observed, answers_of, eval_mode, observe
+from coresieve.errors import (
+    CoresieveError,
+    CoresieveWarning,
+    DomainError,
+    LayerError,
+    SampleError,
+    StaleError,
+)
+from coresieve.layers import Layer, find
+from coresieve.layers.low_rank import LowRank
+from coresieve.methods import Method, resolve
+from coresieve.methods.method import Job, Work
+from coresieve.methods.promise import Promise, points_needed, widths
+from coresieve.report import LayerReport, Report
+from coresieve.sample import Sample, count
+from coresieve.storage import load_model, read_header, save_model
+
+
+@dataclass
+class Compressed:
+    """The smaller network and how it came about; calling it calls the network."""
+
+    model: nn.Module
+    report: Report
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write weights and report to one safetensors file; a file that is there is replaced whole or not at all."""
+        report = self.report.to_dict()
+        del report["seconds"]  # the same network is the same file, however long it took
+        save_model(path, self.model, {"report": report})
+
+
+def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
+    """Put a saved network into `into`, a fresh network of the original's architecture, bit for bit.
+
+    `into` is changed in place, its layers' shapes too where the compression changed them; on an error it is as before.
+    """
+    rank = read_header(path)["file"]["structure"].get("", {}).get("rank")
+    if rank is not None and isinstance(into, nn.Linear):  # a module cannot turn into another kind in place
+        into = LowRank(into.in_features, into.out_features, rank, bias=into.bias is not None)
+    header = load_model(path, into)
+    return Compressed(into, Report.from_dict(header.get("report", {})))
+
+
+def compress(
+    model: nn.Module,
+    calibration: Sample,
+    *,
+    keep: float | None = None,
+    eps: float | None = None,
+    delta: float = 0.05,
+    method: str | Method = "corenet++",
+    seed: int = 0,
+    points: int | None = None,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+) -> Compressed:
+    """A smaller network from a sample of inputs, by exactly one budget: `keep` or `eps`.
+
+    keep: the share of non-zero parameters that stays, over all layers that are compressed, biases counted.
+    eps, delta: the outputs may be off by a factor 1 ± eps, except with probability delta, by the paper's theory.
+    calibration: a tensor, an array, a DataLoader or any iterable of batches. No labels are needed.
+    points: how many of its points to use; by default as many as the theory asks for.
+    include, exclude: patterns of layer names.
+    """
+    method = resolve(method)
+    method.check(Budget.of(keep=keep, eps=eps, delta=delta))
+    ready = calibrate(model, calibration, method=method, delta=delta, seed=seed, points=points,
+                      include=include, exclude=exclude)  # fmt: skip
+    return ready.compress(keep=keep, eps=eps, seed=seed)
+
+
+def calibrate(
+    model: nn.Module,
+    calibration: Sample,
+    *,
+    method: str | Method = "corenet++",
+    delta: float = 0.05,
+    seed: int = 0,
+    points: int | None = None,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+) -> Ready:
+    """Run the sample through the model once and keep what `method` needs of it; then `ready.compress(...)` at will.
+
+    `points` is how many of the sample's points serve as the paper's S; by default as many as its theory asks for at
+    this `delta`. The model runs in eval mode and is put back as it was.
+    """
+    method, seed = resolve(method), check_seed(seed)
+    check_delta(delta)
+    if points is not None and (
+        isinstance(points, bool) or not isinstance(points, SupportsIndex) or points < 2
+    ):
+        raise SampleError(
+            f"points={points!r}", "a whole number of at least 2", "leave it out for the theory's number"
+        )
+    if not isinstance(model, nn.Module):
+        raise LayerError(
+            f"a model of type {type(model).__name__}", "a torch.nn.Module", "pass the network itself"
+        )
+    model = getattr(
+        model, "_orig_mod", model
+    )  # torch.compile's wrapper calls the same modules past their hooks
+    found = find(model, include, exclude)
+    for layer in found.layers:
+        layer.check_finite()
+    given = count(calibration)
+    S, T = _points_wanted(found.layers, method, delta, given)
+    observed = observe(model, found.layers, calibration, (points or S, T), seed, method.wants_sensitivities)
+    ran = [seen.layer for seen in observed.seen]
+    if not any(layer.chosen for layer in ran):
+        raise SampleError("a forward in which no layer to compress runs", "inputs that reach the layers",
+                          "check include=, exclude= and the model's forward")  # fmt: skip
+    never = [f"{x.name} stays exact: it never ran in the forward" for x in found.layers if x not in ran]
+    return Ready(model, method, delta, observed, given or observed.points + observed.judging.points,
+                 found.notes + never, fingerprint(model))  # fmt: skip
+
+
+def _points_wanted(
+    layers: Sequence[Layer], method: Method, delta: float, given: int | None
+) -> tuple[int, int]:
+    """|S| and |T| as the theory asks for; with candidates to judge, |S| as the amplification theorem does."""
+    if not method.wants_judges:
+        return points_needed(layers, delta), 0
+    eta, _, _ = widths(layers)
+    tau = method.trials(eta, delta, in_theory=True)
+    S = points_needed(layers, theory.amplification_delta(delta, given or 1, tau))
+    return S, theory.amplification_points(eta, delta, tau)
+
+
+def check_seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or operator.index(seed) < 0:
+        raise DomainError(f"seed={seed!r}", "a whole number, 0 or more", "seed=0")
+    return operator.index(seed)
+
+
+@dataclass
+class Ready:
+    """A calibrated model: `ready.compress(keep=0.1, seed=3)` draws a network, without touching the data again."""
+
+    model: nn.Module
+    method: Method
+    delta: float
+    observed: Observed
+    points_given: int
+    notes: list[str]
+    fingerprints: dict[str, tuple]
+
+    def compress(
+        self,
+        *,
+        keep: float | None = None,
+        eps: float | None = None,
+        delta: float | None = None,
+        seed: int = 0,
+    ) -> Compressed:
+        """Draw a network of this budget. The same seed gives the same bits."""
+        start = time.perf_counter()
+        with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            small = self._compress(
+                Budget.of(keep=keep, eps=eps, delta=self.delta if delta is None else delta), seed
+            )
+        small.report.seconds = time.perf_counter() - start
+        return small
+
+    def _compress(self, budget: Budget, seed: int) -> Compressed:
+        self.method.check(budget)
+        seed = check_seed(seed)
+        now = fingerprint(self.model)
+        changed = [name for name in now | self.fingerprints if now.get(name) != self.fingerprints.get(name)]
+        if changed:
+            raise StaleError(f"a model that changed since it was calibrated (in {', '.join(changed[:3]) or 'itself'})",
+                             "the weights and modules that the sample saw", "call calibrate() again")  # fmt: skip
+        job = self._job(_copy(self.model), budget, seed, self._promise(budget))
+        with eval_mode(job.model):
+            self.method.compress(job)
+            report = self._report(job)
+        for name, original in self.model.named_modules():
+            job.model.get_submodule(name).train(original.training)  # modules that took another's place, too
+        return Compressed(job.model, report)
+
+    def _promise(self, budget: Budget) -> Promise | None:
+        if not self.method.wants_sensitivities:
+            return None
+        eta, _, _ = widths([seen.layer for seen in self.observed.seen])
+        trials = self.method.trials(eta, budget.delta, in_theory=budget.eps is not None)
+        promise = Promise.of(self.observed, budget, trials, self.points_given)
+        if budget.eps is not None and self.observed.points < promise.points_needed:
+            warnings.warn(
+                CoresieveWarning(f"{budget}: {promise.sentence()} Give calibrate() more points."),
+                stacklevel=5,
+            )
+        return promise
+
+    def _job(self, small: nn.Module, budget: Budget, seed: int, promise: Promise | None) -> Job:
+        works = []
+        for index, seen in enumerate(self.observed.seen):
+            if not seen.layer.chosen:
+                continue
+            layer = Layer(seen.layer.name, {name: small.get_submodule(name) for name in seen.layer.modules})  # type: ignore[misc]
+            line = LayerReport(layer.name, *layer.shape, before=layer.nonzero())
+            if promise is not None:
+                line.delta_hat = promise.delta_hats[layer.name]
+            works.append(Work(index, layer, seen, line))
+        return Job(small, works, self.observed, budget, seed, [], promise)
+
+    def _report(self, job: Job) -> Report:
+        for work in job.works:
+            work.line.after = _nonzero(job.model, work.layer)
+        report = Report(
+            method=str(self.method), budget=str(job.budget), seed=job.seed, version=__version__,
+            layers=[work.line for work in job.works], notes=job.notes + self.notes, points=self.observed.points,
+            points_judging=self.observed.judging.points, points_measured=self.observed.measuring.points,
+        )  # fmt: skip
+        if job.promise is not None:
+            report.points_needed = job.promise.points_needed
+        report.guarantee = _guarantee(job)
+        _measure(report, job)
+        return report
+
+
+def _guarantee(job: Job) -> str:
+    if job.budget.eps is None:
+        return "A size was asked for: nothing is promised of the error."
+    assert job.promise is not None
+    if all(work.line.after == work.line.before for work in job.works):
+        return "Every row stays exact, so the answers are the original's."
+    return job.promise.sentence()
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise CoresieveError(f"{type(model).__name__}, which cannot be copied ({error})", "a model for copy.deepcopy",
+                             "detach tensors among its attributes that carry gradients") from error  # fmt: skip
+
+
+def _nonzero(small: nn.Module, layer: Layer) -> int:
+    """Counted in the model itself, each shared parameter once."""
+    parameters = {id(p): p for name in layer.modules for p in small.get_submodule(name).parameters()}
+    return sum(int(torch.count_nonzero(p)) for p in parameters.values())
+
+
+def _measure(report: Report, job: Job) -> None:
+    """The relative l1 error of each layer's answers and of the network's, on points of S."""
+    total, errors = _Error(), {work.layer.name: _Error() for work in job.works}
+    names = {work.layer.name: list(work.layer.modules) for work in job.works}
+    for batch, exact in zip(job.observed.measuring.inputs, job.observed.measuring.answers, strict=True):
+        small = answers_of(job.model, names, batch)
+        if aside := (names.keys() & exact.layers.keys()) - small.layers.keys():
+            raise LayerError(f"a copy of the model whose forward goes around its own layer {min(aside)}",
+                             "a forward that runs the modules of its own object",
+                             "a forward that reaches its layers through self only")  # fmt: skip
+        for work in job.works:
+            z = exact.layers.get(work.layer.name)
+            errors[work.layer.name].add(small.layers.get(work.layer.name), z if z is None else work.left(z))
+        total.add(small.output, exact.output)
+    for work in job.works:
+        work.line.error = errors[work.layer.name].relative()
+    report.error = total.relative()
+
+
+class _Error:
+    """||approximate - exact||_1 / ||exact||_1, batch by batch."""
+
+    def __init__(self):
+        self.off = self.scale = 0.0
+
+    def add(self, approximate: Tensor | None, exact: Tensor | None) -> None:
+        if approximate is None or exact is None or approximate.shape != exact.shape:
+            return  # a layer that this batch skips, or that sees other points than before: nothing to compare
+        self.off += float((approximate.double() - exact.double()).abs().sum())
+        self.scale += float(exact.double().abs().sum())
+
+    def relative(self) -> float | None:
+        return self.off / self.scale if self.scale > 0 else None
+
+
+WIDE = 8192  # bytes in a line of a digest
+PLACES = np.random.default_rng(0).integers(1, 2**62, WIDE // 8) * 2 + 1
+
+
+def fingerprint(model: nn.Module) -> dict[str, tuple]:
+    """Of each module its type and what it holds itself: changes when a weight, a buffer or the module does."""
+    return {
+        name: (
+            type(module).__qualname__,
+            *((key, _digest(x)) for key, x in (*module._parameters.items(), *module._buffers.items())),
+        )
+        for name, module in model.named_modules()
+    }
+
+
+def _digest(tensor: Tensor | None) -> tuple | None:
+    """Shape, type and sums over the bits weighted by place: quick, and no accident leaves them as they were."""
+    if tensor is None:
+        return None
+    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
+        return tuple(tensor.shape), tensor.dtype
+    bits = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
+    whole = len(bits) // WIDE * WIDE
+    last = np.concatenate([bits[whole:], np.zeros(-len(bits) % WIDE, np.uint8)]).view(np.int64)
+    sums = np.einsum("ij,j->i", bits[:whole].view(np.int64).reshape(-1, WIDE // 8), PLACES)
+    places = np.arange(1, 2 * len(sums) + 1, 2, dtype=np.int64)
+    return tuple(tensor.shape), tensor.dtype, int(sums @ places), int(last @ PLACES[: len(last)])

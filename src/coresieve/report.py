@@ -1,0 +1,187 @@
+"""What a person reads of a compression: a line a layer, a total, and the sentences that numbers cannot say."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+
+
+@dataclass
+class LayerReport:
+    """One layer. None where a number has no meaning for the method (or was not measured)."""
+
+    name: str
+    rows: int
+    edges: int  # biases counted
+    before: int  # parameters that are not zero
+    after: int = 0
+    status: str = "compressed"  # or why it is exact
+    rows_exact: int | None = None  # rows left as they were
+    draws: int | None = None  # samples drawn, over all rows
+    sensitivity_mean: float | None = None  # of S, the sum of a row's sensitivities
+    sensitivity_max: float | None = None
+    delta_hat: float | None = None
+    eps: float | None = None  # the layer's share of the error, in theory mode
+    dead_neurons: int | None = None  # removed from the layer
+    rank: int | None = None
+    error: float | None = None  # ||z_hat - z||_1 / ||z||_1 on calibration points
+
+    @property
+    def kept(self) -> float:
+        return self.after / self.before if self.before else 1.0
+
+
+@dataclass
+class Report:
+    """The whole compression; `str(report)` is a table, `to_dict()` is for programs."""
+
+    method: str
+    budget: str
+    seed: int
+    version: str
+    layers: list[LayerReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    guarantee: str = ""  # what is promised, or why nothing is
+    points: int = 0  # |S|
+    points_judging: int = 0  # |T|
+    points_needed: int | None = None  # what the theory asks |S| to be
+    points_measured: int = 0  # calibration points on which the errors were measured
+    error: float | None = None  # ||f_hat - f||_1 / ||f||_1 on those
+    seconds: float = 0.0
+
+    @property
+    def parameters_before(self) -> int:
+        return sum(layer.before for layer in self.layers)
+
+    @property
+    def parameters_after(self) -> int:
+        return sum(layer.after for layer in self.layers)
+
+    @property
+    def kept(self) -> float:
+        """The share of non-zero parameters that stayed, over all layers that could be compressed."""
+        return self.parameters_after / self.parameters_before if self.parameters_before else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts; infinities become the string "inf", so that JSON holds them."""
+        totals = {
+            "parameters_before": self.parameters_before,
+            "parameters_after": self.parameters_after,
+            "kept": self.kept,
+        }
+        layers = [asdict(layer) | {"kept": layer.kept} for layer in self.layers]
+        return _jsonable(asdict(self) | totals | {"layers": layers})
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """The inverse of `to_dict`; keys of a later version are ignored."""
+        layers = [LayerReport(**_known(LayerReport, layer)) for layer in data.get("layers", [])]
+        return replace(cls(**{**_known(cls, data), "layers": []}), layers=layers)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=100, color_system=None)
+        console.print(self)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().rstrip()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.padding import Padding
+        from rich.text import Text
+
+        yield self._table(narrow=options.max_width < 100)
+        if self.guarantee:
+            yield Padding(Text(self.guarantee), (0, 0, 0, 1))
+        for note in self.notes:
+            yield Padding(Text(f"- {note}"), (0, 0, 0, 1))
+
+    def _table(self, narrow: bool) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            title=self._title(), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        columns = self._columns(narrow)
+        for name, _ in columns:
+            table.add_column(name, justify="left" if name == "layer" else "right", overflow="fold")
+        for layer in self.layers:
+            table.add_row(
+                *(Text(show(layer)) for _, show in columns),
+                style=None if layer.status == "compressed" else "dim",
+            )
+        table.add_section()
+        total = {
+            "layer": "total",
+            "before": f"{self.parameters_before:,}",
+            "after": f"{self.parameters_after:,}",
+            "kept": _percent(self.kept),
+            "error": _short(self.error),
+        }
+        table.add_row(*(total.get(name, "") for name, _ in columns), style="bold")
+        return table
+
+    def _title(self) -> str:
+        return f"{self.method}, {self.budget}, seed {self.seed}: {_percent(self.kept)} of the parameters kept"
+
+    def _columns(self, narrow: bool):
+        always = [
+            ("layer", lambda x: x.name),
+            ("before", lambda x: f"{x.before:,}"),
+            ("after", lambda x: f"{x.after:,}"),
+            ("kept", lambda x: _percent(x.kept)),
+            ("error", lambda x: _short(x.error)),
+        ]
+        numbers = [
+            ("exact rows", lambda x: "" if x.rows_exact is None else f"{x.rows_exact:,} of {x.rows:,}"),
+            ("draws", lambda x: _count(x.draws)),
+            ("mean S", lambda x: _short(x.sensitivity_mean)),
+            ("max S", lambda x: _short(x.sensitivity_max)),
+            ("Delta", lambda x: _short(x.delta_hat)),
+            ("dead", lambda x: _count(x.dead_neurons)),
+            ("rank", lambda x: _count(x.rank)),
+        ]
+        told = [(name, show) for name, show in numbers if any(show(layer) for layer in self.layers)]
+        if narrow:
+            told = [(name, show) for name, show in told if name not in ("mean S",)]
+        return always + told
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _short(x: float | None) -> str:
+    if x is None:
+        return ""
+    return "inf" if math.isinf(x) else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
+
+
+def _count(n: int | None) -> str:
+    return "" if n is None else f"{n:.1e}" if n >= 10**8 else f"{n:,}"
+
+
+def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {key: _number(value) for key, value in data.items() if key in names}
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("inf", "-inf", "nan") else value
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

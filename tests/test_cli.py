@@ -1,0 +1,405 @@
+"""The commands as a person or a script meets them: what they print, write and refuse, and exit codes."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_model, save_model
+from torch import nn
+
+import coresieve as cs
+from coresieve import cli, terminal
+
+NETS = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+
+def other():
+    return nn.Sequential(nn.Linear(12, 41), nn.ReLU(), nn.Linear(41, 4))
+
+def chatty():
+    print("building")
+    return build()
+
+def broken():
+    raise RuntimeError("no config\\nat all")
+
+def needs(width):
+    return nn.Linear(width, width)
+
+def list_of():
+    return [nn.Linear(2, 2)]
+
+ready = build()
+number = 3
+
+class Zoo:
+    @staticmethod
+    def small():
+        return build()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a model's code, its weights and some data, being the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    (tmp_path / "nets.py").write_text(NETS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 4))
+        x = torch.rand(400, 12)
+    save_model(model, "weights.safetensors")
+    np.save("x.npy", x.numpy())
+    np.save("y.npy", model(x).argmax(1).numpy())
+    return tmp_path
+
+
+COMPRESS = ["compress", "nets:build", "--weights", "weights.safetensors", "--data", "x.npy"]
+COMPARE = ["compare", "nets:build", "--weights", "weights.safetensors", "--data", "x.npy"]
+
+
+def answer(capsys, tokens):
+    """(exit code, stdout, stderr)"""
+    code = cli.main(tokens)
+    return code, *capsys.readouterr()
+
+
+# --- Help ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [["--help"], ["compress", "--help"], ["--version"]])
+def test_help_is_quick_because_it_imports_nothing_heavy(tokens):
+    heavy = {"torch", "numpy", "numba", "scipy", "matplotlib", "jinja2", "sklearn", "safetensors"}
+    code = (
+        f"import sys; from coresieve.cli import main; main({tokens}); exit(len({heavy} & set(sys.modules)))"
+    )
+    start = time.perf_counter()
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert time.perf_counter() - start < 1.0  # about 0.15 s; the bound is for a busy machine
+    assert "coresieve" in run.stdout or cs.__version__ in run.stdout
+
+
+def test_python_m_is_the_same_command():
+    run = subprocess.run([sys.executable, "-m", "coresieve", "--version"], capture_output=True, text=True)
+    assert (run.returncode, run.stdout.strip()) == (0, cs.__version__)
+
+
+def test_help_tells_the_exit_codes_and_every_method(capsys):
+    from coresieve.methods import METHODS
+
+    code, out, _ = answer(capsys, ["compress", "--help"])
+    assert code == 0
+    assert "130 interrupted" in out
+    told = " ".join(out.replace("│", " ").split())
+    assert all(f" {name}" in told for name in METHODS)
+
+
+# --- Usage --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["nope"], "Unknown command"),
+        (["compress"], "MODEL"),
+        (COMPRESS, "exactly one budget"),
+        ([*COMPRESS, "--keep", "0.1", "--eps", "0.5"], "exactly one budget"),
+        ([*COMPRESS, "--keep", "ten"], "not a share"),
+        ([*COMPARE, "--keep", "0.1,ten"], "not a share"),
+        (COMPARE, "--keep"),
+        ([*COMPRESS, "--keep", "0.1", "--seed", "x"], "--seed"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_exits_2(folder, capsys, tokens, message):
+    code, out, err = answer(capsys, tokens)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("text", "value"), [("10%", 0.1), ("0.1", 0.1), (" 12.5 %", 0.125), ("100%", 1.0)])
+def test_a_share_is_written_either_way(text, value):
+    assert cli.fraction(text) == value
+
+
+# --- compress and inspect -----------------------------------------------------------------------------------
+
+
+def test_compress_writes_a_file_that_loads(folder, capsys):
+    code, out, err = answer(capsys, [*COMPRESS, "--keep", "30%", "--seed", "3"])
+    assert (code, err) == (0, "")  # no progress where there is no terminal
+    assert "Saved small.safetensors" in out
+    assert max(map(len, out.splitlines())) <= 80
+    import nets  # type: ignore[import-not-found]
+
+    small = cs.load("small.safetensors", into=nets.build())
+    assert small.report.seed == 3
+    assert 0 < small.report.kept <= 0.305
+    assert small.model(torch.rand(2, 12)).shape == (2, 4)
+
+
+def test_compress_is_the_library_call(folder, capsys):
+    """The batches that a command counts are chosen from as the one tensor would be."""
+    assert cli.main([*COMPRESS, "--keep", "0.3"]) == 0
+    import nets  # type: ignore[import-not-found]
+
+    model = nets.build()
+    load_model(model, "weights.safetensors")
+    wanted = cs.compress(model, np.load("x.npy"), keep=0.3)
+    found = cs.load("small.safetensors", into=nets.build())
+    x = torch.rand(5, 12)
+    assert torch.equal(wanted.model(x), found.model(x))
+
+
+def test_json_is_all_that_is_on_stdout(folder, capsys):
+    code, out, _ = answer(
+        capsys,
+        [
+            *COMPRESS,
+            "--eps",
+            "0.9",
+            "--delta",
+            "0.1",
+            "--method",
+            "corenet",
+            "--out",
+            "a.safetensors",
+            "--json",
+        ],
+    )
+    told = json.loads(out)
+    assert code == 0
+    assert told["out"] == "a.safetensors"
+    assert told["bytes"] == (folder / "a.safetensors").stat().st_size
+    assert told["report"]["method"] == "corenet"
+    assert told["report"]["budget"] == "eps=0.9, delta=0.1"
+
+
+def test_what_a_model_prints_is_not_our_answer(folder, capsys):
+    code, out, err = answer(capsys, ["compress", "nets:chatty", *COMPRESS[2:], "--keep", "0.5", "--json"])
+    assert (code, err) == (0, "building\n")
+    assert json.loads(out)["report"]["budget"] == "keep=0.5"
+
+
+def test_include_and_exclude_may_be_repeated(folder, capsys):
+    patterns = ["--include", "0", "--include", "2", "--exclude", "0"]
+    code, out, _ = answer(capsys, [*COMPRESS, "--keep", "0.5", *patterns, "--json"])
+    layers = {line["name"]: line for line in json.loads(out)["report"]["layers"]}
+    assert code == 0
+    assert layers["2"]["after"] < layers["2"]["before"]
+    assert all(line["after"] == line["before"] for name, line in layers.items() if name != "2")
+
+
+def test_inspect_shows_what_was_saved(folder, capsys):
+    assert cli.main([*COMPRESS, "--keep", "0.3", "--method", "svd"]) == 0
+    capsys.readouterr()
+    code, out, err = answer(capsys, ["inspect", "small.safetensors"])
+    assert (code, err) == (0, "")
+    assert all(word in out for word in ("svd", "keep=0.3", cs.__version__, "total"))
+    code, out, _ = answer(capsys, ["inspect", "small.safetensors", "--json"])
+    told = json.loads(out)
+    assert told["report"]["method"] == "svd"
+    assert told["file"]["tensors"]
+
+
+# --- compare ------------------------------------------------------------------------------------------------
+
+
+def test_compare_measures_every_method_at_every_size(folder, capsys):
+    code, out, _ = answer(
+        capsys, [*COMPARE, "--keep", "0.5,20%", "--seeds", "2", "--labels", "y.npy", "--json"]
+    )
+    told = json.loads(out)
+    assert code == 0
+    from coresieve.methods import METHODS
+
+    counts = {name: sum(row["method"] == name for row in told["rows"]) for name in METHODS}
+    assert counts.pop("svd") == counts.pop("magnitude") == 2  # they draw nothing: no second seed
+    assert set(counts.values()) == {4}
+    for row in told["rows"]:
+        assert row["failed"] is None
+        assert row["accuracy_drop"] == pytest.approx(row["flips"])  # the labels are the model's own
+        assert row["kept"] <= row["keep"] * 1.005
+
+
+def test_compare_fits_a_terminal_of_80_columns(folder, capsys):
+    x = np.load("x.npy")
+    np.savez("both.npz", calib=x[:300], test=x[300:])
+    np.save("test.npy", x[300:])
+    np.save("right.npy", np.load("y.npy")[300:])
+    tokens = [
+        *COMPARE[:-1],
+        "both.npz",
+        "--data-key",
+        "calib",
+        "--heldout",
+        "test.npy",
+        "--labels",
+        "right.npy",
+    ]
+    # --data-key is for the files that hold several arrays; test.npy holds one
+    code, out, err = answer(capsys, [*tokens, "--keep", "0.3", "--methods", "corenet,svd", "--seeds", "2"])
+    assert (code, err) == (0, "")
+    assert "300 inputs calibrate, 100 others judge (test.npy)" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(word in out for word in ("corenet", "svd", "flips", "accuracy", "30 % asked"))
+
+
+def test_compare_keeps_a_cell_that_failed_with_its_reason(folder, capsys):
+    code, out, _ = answer(
+        capsys, [*COMPARE, "--keep", "0.0005", "--methods", "svd,uniform", "--seeds", "1", "--json"]
+    )
+    rows = json.loads(out)["rows"]
+    assert code == 0
+    assert [row["method"] for row in rows] == ["svd", "uniform"]
+    assert all((row["failed"] is None) != (row["error"] is None) for row in rows)
+
+
+# --- What bad input gets ------------------------------------------------------------------------------------
+
+W, D = "weights.safetensors", "x.npy"
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "data", "more", "message"),
+    [
+        ("nets", W, D, [], "expected package.module:factory"),
+        ("nots:build", W, D, [], "no module 'nots'"),
+        ("bad:build", W, D, [], "importing bad raised SyntaxError"),
+        ("lacks:build", W, D, [], "pip install not_there"),
+        ("nets:bild", W, D, [], "Try: nets:build"),
+        ("nets:number", W, D, [], "is a int"),
+        ("nets:list_of", W, D, [], "made a list"),
+        ("nets:needs", W, D, [], "a factory without arguments"),
+        ("nets:broken", W, D, [], "RuntimeError at nets.py:16 (no config at all)"),
+        ("nets:other", W, D, [], "does not fit the model"),
+        ("nets:build", "none.safetensors", D, [], "none.safetensors does not exist"),
+        ("nets:build", "model.pt", D, [], "a pickle can run any code"),
+        ("nets:build", "cut.safetensors", D, [], "a whole safetensors file"),
+        ("nets:build", W, "none.npy", [], "none.npy does not exist"),
+        ("nets:build", W, "x.csv", [], "ends in .npy, .npz or .safetensors"),
+        ("nets:build", W, "objects.npy", [], "nothing pickled"),
+        ("nets:build", W, "cut.npy", [], "a whole file"),
+        ("nets:build", W, "cut.npz", [], "a whole file"),
+        ("nets:build", W, "words.npy", [], "numbers that torch knows"),
+        ("nets:build", W, "empty.npy", [], "some rows"),
+        ("nets:build", W, "two.npz", [], "holds a, b: expected an array named 'x'"),
+        ("nets:build", W, "two.npz", ["--data-key", "c"], "holds a, b: expected an array named 'c'"),
+        ("nets:build", W, "wide.npy", [], ", 13) and type torch.float32"),
+        ("nets:build", W, "nan.npy", [], "NaN"),
+        ("nets:build", W, D, ["--method", "corenett"], "corenett"),
+        ("nets:build", W, D, ["--include", "nothing*"], "nothing*"),
+        ("nets:build", W, D, ["--seed", "-1"], "seed=-1"),
+        ("nets:build", W, D, ["--out", "none/small.safetensors"], "a folder that exists"),
+        ("nets:build", W, D, ["--out", W, "--force"], "one of the inputs"),
+        ("nets:build", W, D, ["--out", "two.npz"], "--force to replace it"),
+    ],
+)
+def test_bad_input_exits_1_with_one_message_and_writes_nothing(
+    folder, capsys, model, weights, data, more, message
+):
+    (folder / "bad.py").write_text("def build(:")
+    (folder / "lacks.py").write_text("import not_there")
+    (folder / "model.pt").write_bytes(b"pickle")
+    (folder / "x.csv").write_text("1,2")
+    (folder / "cut.safetensors").write_bytes((folder / W).read_bytes()[:-9])
+    (folder / "cut.npy").write_bytes((folder / D).read_bytes()[:-9])
+    np.savez("two.npz", a=np.zeros(3), b=np.zeros(3))
+    (folder / "cut.npz").write_bytes((folder / "two.npz").read_bytes()[:-9])
+    np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save("words.npy", np.array(["a", "b"]))
+    np.save("empty.npy", np.zeros((0, 12)))
+    np.save("wide.npy", np.zeros((50, 13)))
+    np.save("nan.npy", np.full((50, 12), np.nan))
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    tokens = ["compress", model, "--weights", weights, "--data", data, "--keep", "0.3", *more]
+    code, out, err = answer(capsys, tokens)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("tokens", [["--keep", "12"], ["--keep", "0"], ["--keep", "nan"], ["--eps", "1.5"]])
+def test_a_budget_out_of_range_fails_before_torch_loads(tokens):
+    code = (
+        f"import sys; from coresieve.cli import main; code = main({[*COMPRESS, *tokens]}); assert code == 1"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], capture_output=True
+    )
+    assert run.returncode == 0, run.stderr.decode()
+
+
+def test_labels_must_belong_to_what_judges(folder, capsys):
+    np.save("short.npy", np.zeros(7, dtype=int))
+    code, _, err = answer(capsys, [*COMPARE, "--keep", "0.5", "--labels", "short.npy"])
+    assert code == 1
+    assert "7 labels: expected one for each of the 400 inputs that judge" in err
+
+
+def test_a_file_that_is_not_ours(folder, capsys):
+    code, out, err = answer(capsys, ["inspect", W])
+    assert (code, out) == (1, "")
+    assert W in err
+
+
+def test_ctrl_c_exits_130_without_a_traceback(folder, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coresieve.inputs.load_model", interrupt)
+    code, out, err = answer(capsys, [*COMPRESS, "--keep", "0.5"])
+    assert (code, out, err) == (130, "", "interrupted\n")
+
+
+# --- Models that are given in other ways --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["nets:Zoo.small", "nets:ready"])
+def test_a_factory_may_be_nested_and_a_module_may_be_ready_made(folder, capsys, spec):
+    assert cli.main(["compress", spec, *COMPRESS[2:], "--keep", "0.5"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "float64", "uint8"])
+def test_data_in_other_files_and_number_types(folder, capsys, kind):
+    from safetensors.numpy import save_file
+
+    x = np.load("x.npy")
+    if kind == "npz":
+        np.savez("data.npz", x=x, other=x[:3])
+    elif kind == "safetensors":
+        save_file({"inputs": x}, "data.safetensors")
+    else:
+        np.save("data.npy", (x * 200).astype(kind))
+    data = next(path.name for path in folder.glob("data.*"))
+    assert cli.main([*COMPRESS[:-1], data, "--keep", "0.5"]) == 0
+
+
+# --- The terminal -------------------------------------------------------------------------------------------
+
+
+def test_counted_batches_are_a_list_that_can_be_read_again():
+    batches = terminal.Progress().over([torch.zeros(2), torch.zeros(3)], "reading", then="done")
+    assert isinstance(batches, list)
+    assert [len(batch) for batch in batches] == [len(batch) for batch in batches] == [2, 3]
+
+
+def test_our_warnings_are_one_line_and_others_are_untouched(capsys):
+    import warnings
+
+    with terminal.progress():
+        warnings.warn("a [small] sample", cs.errors.CoresieveWarning, stacklevel=1)
+    assert capsys.readouterr().err == "warning: a [small] sample\n"

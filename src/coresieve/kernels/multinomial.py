@@ -305,7 +305,11 @@ def _compiled() -> bool:
     except ImportError:
         return False
     for kernel in _KERNELS:
-        globals()[kernel.__name__] = numba.njit(cache=True, nogil=True, error_model="numpy")(kernel)
+        try:
+            compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(kernel)
+        except RuntimeError:  # no folder that a cache could be written to
+            compiled = numba.njit(nogil=True, error_model="numpy")(kernel)
+        globals()[kernel.__name__] = compiled
     return True
 
 

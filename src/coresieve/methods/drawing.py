@@ -46,9 +46,9 @@ class Parts:
             index = torch.arange(rows.start, rows.stop)
             w = work.layer.read(rows)
             s = importance(work, index, w).float()
-            for sign in (w > 0, w < 0):
-                S.append((s * sign).sum(dim=1, dtype=torch.float64))
-                n.append(sign.sum(dim=1))
+            for sign in ((w > 0).float(), (w < 0).float()):
+                S.append(torch.linalg.vecdot(s, sign).double())
+                n.append(sign.sum(dim=1).long())  # exact: rows have fewer than 2^24 edges
         return cls(_pairs(S), _pairs(n))
 
     def active(self) -> np.ndarray:

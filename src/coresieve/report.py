@@ -22,7 +22,6 @@ class LayerReport:
     edges: int  # biases counted
     before: int  # parameters that are not zero
     after: int = 0
-    status: str = "compressed"  # or why it is exact
     rows_exact: int | None = None  # rows left as they were
     draws: int | None = None  # samples drawn, over all rows
     sensitivity_mean: float | None = None  # of S, the sum of a row's sensitivities
@@ -97,28 +96,26 @@ class Report:
         from rich.padding import Padding
         from rich.text import Text
 
+        yield Text(self._title(), style="bold")
         yield self._table(narrow=options.max_width < 100)
-        if self.guarantee:
-            yield Padding(Text(self.guarantee), (0, 0, 0, 1))
-        for note in self.notes:
-            yield Padding(Text(f"- {note}"), (0, 0, 0, 1))
+        for line in (self._measured(), self.guarantee, *(f"- {note}" for note in self.notes)):
+            if line:
+                yield Padding(Text(line), (0, 0, 0, 1))
 
     def _table(self, narrow: bool) -> Table:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(
-            title=self._title(), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-        )
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         columns = self._columns(narrow)
         for name, _ in columns:
-            table.add_column(name, justify="left" if name == "layer" else "right", overflow="fold")
-        for layer in self.layers:
-            table.add_row(
-                *(Text(show(layer)) for _, show in columns),
-                style=None if layer.status == "compressed" else "dim",
+            number = name != "layer"
+            table.add_column(
+                name, justify="right" if number else "left", overflow="fold", no_wrap=number, min_width=5
             )
+        for layer in self.layers:
+            table.add_row(*(Text(show(layer)) for _, show in columns))
         table.add_section()
         total = {
             "layer": "total",
@@ -133,6 +130,12 @@ class Report:
     def _title(self) -> str:
         return f"{self.method}, {self.budget}, seed {self.seed}: {_percent(self.kept)} of the parameters kept"
 
+    def _measured(self) -> str:
+        used = f"Of the sample {self.points:,} points were used"
+        used += f" and {self.points_judging:,} more to judge candidates" if self.points_judging else ""
+        asked = "" if self.points_needed is None else f" (the theory asks for {self.points_needed:,})"
+        return f"{used}{asked}. Errors are relative, in the l1 norm, on {self.points_measured:,} of them."
+
     def _columns(self, narrow: bool):
         always = [
             ("layer", lambda x: x.name),
@@ -142,7 +145,7 @@ class Report:
             ("error", lambda x: _short(x.error)),
         ]
         numbers = [
-            ("exact rows", lambda x: "" if x.rows_exact is None else f"{x.rows_exact:,} of {x.rows:,}"),
+            ("exact rows", lambda x: "" if x.rows_exact is None else f"{x.rows_exact:,}/{x.rows:,}"),
             ("draws", lambda x: _count(x.draws)),
             ("mean S", lambda x: _short(x.sensitivity_mean)),
             ("max S", lambda x: _short(x.sensitivity_max)),
@@ -152,7 +155,13 @@ class Report:
         ]
         told = [(name, show) for name, show in numbers if any(show(layer) for layer in self.layers)]
         if narrow:
-            told = [(name, show) for name, show in told if name not in ("mean S",)]
+            short = {
+                "exact rows": "exact",
+                "draws": "draws",
+                "dead": "dead",
+                "rank": "rank",
+            }
+            told = [(short[name], show) for name, show in told if name in short]
         return always + told
 
 

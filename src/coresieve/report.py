@@ -98,7 +98,7 @@ class Report:
 
         yield Text(self._title(), style="bold")
         yield self._table(narrow=options.max_width < 100)
-        for line in (self._measured(), self.guarantee, *(f"- {note}" for note in self.notes)):
+        for line in (self._measured(), self.guarantee, *(f"- {note}" for note in gathered(self.notes))):
             if line:
                 yield Padding(Text(line), (0, 0, 0, 1))
 
@@ -163,6 +163,26 @@ class Report:
             }
             told = [(short[name], show) for name, show in told if name in short]
         return always + told
+
+
+def gathered(notes: list[str]) -> list[str]:
+    """The same lines, those that say the same of several layers joined into one.
+
+    >>> gathered(["a stays exact: LayerNorm", "b stays exact: LayerNorm", "the theory allows no saving"])
+    ['a and b stay exact: LayerNorm', 'the theory allows no saving']
+    """
+    names: dict[str, list[str]] = {}
+    for note in notes:
+        name, exact, reason = note.partition(" stays exact: ")
+        names.setdefault(reason if exact else note, []).extend([name] if exact else [])
+    return [f"{_listed(who)}{reason}" if who else reason for reason, who in names.items()]
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"{names[0]} stays exact: "
+    shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return f"{', '.join(shown[:-1])} and {shown[-1]} stay exact: "
 
 
 def _percent(share: float) -> str:

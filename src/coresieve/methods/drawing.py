@@ -106,13 +106,17 @@ def _by_sign(pairs: np.ndarray, positive: Tensor, like: Tensor) -> Tensor:
     return torch.where(positive, column[:, :1], column[:, 1:])
 
 
-def write(work: Work, rows: np.ndarray, values: Tensor) -> int:
-    """Put rows into the copy; how many parameters they hold."""
-    work.layer.write(torch.from_numpy(rows), values)
-    return int(torch.count_nonzero(values))
-
-
 Sampler = Callable[[np.ndarray, Draw], Tensor]  # (rows, how to draw them) -> their new values
+
+
+def rewrite(work: Work, rows: np.ndarray, draw: Draw, sampler: Sampler) -> int:
+    """Put newly drawn rows into the copy; how many parameters they hold. Exact ones are there already."""
+    index = torch.from_numpy(rows)
+    if draw.exact.all():
+        return int(torch.count_nonzero(work.layer.read(index)))
+    values = sampler(rows, draw)
+    work.layer.write(index, values)
+    return int(torch.count_nonzero(values))
 
 
 def fixed(work: Work, parts: Parts, m: np.ndarray, sampler: Sampler) -> None:
@@ -121,7 +125,7 @@ def fixed(work: Work, parts: Parts, m: np.ndarray, sampler: Sampler) -> None:
     m = np.where(parts.active() | (parts.n == 0), m, 0)
     for rows in np.array_split(np.arange(len(m)), -(-len(m) // ROWS_AT_ONCE)):
         draw = exact_or(m[rows], parts, rows)
-        write(work, rows, sampler(rows, draw))
+        rewrite(work, rows, draw, sampler)
         exact_rows += int(draw.exact.all(axis=1).sum())
         drawn += int(draw.m.sum())
     work.line.rows_exact, work.line.draws = exact_rows, drawn
@@ -265,7 +269,7 @@ def to_size(
             draw = parting.allocate(block, c, rng)
         for rows in np.array_split(np.arange(len(block)), -(-len(block) // ROWS_AT_ONCE)):
             some = Draw(draw.m[rows], draw.scale[rows], draw.exact[rows])
-            stayed = write(work, block[rows], sampler(block[rows], some))
+            stayed = rewrite(work, block[rows], some, sampler)
             left, kept = left - stayed, kept + stayed
         drawn += int(draw.m.sum())
         exact_rows += int(draw.exact.all(axis=1).sum())

@@ -25,8 +25,9 @@ from coresieve import theory
 from coresieve.budget import Budget
 from coresieve.errors import MethodError
 from coresieve.methods import neurons
-from coresieve.methods.drawing import BySign, Forecast, Parts, Sampler, fixed, order, sample, solve, to_size
+from coresieve.methods.drawing import Parts, Sampler, fixed, sample
 from coresieve.methods.method import Job, Method, Rewrite, Work
+from coresieve.methods.sizing import BySign, forecast, order, solve, to_size
 
 TRIALS_IN_SIZE_MODE = 8  # candidates a row when a size is asked for and `amplify` is left to us
 
@@ -79,11 +80,12 @@ class CoreNet(Method):
     def _to_size(self, job: Job, parts: dict[str, Parts]) -> Rewrite:
         targets = share(job, {name: BySign(p) for name, p in parts.items()})
         tau = self.trials(0, job.budget.delta, in_theory=False)
+        unused = 0  # by the layers before: what they could not fill falls to the next
 
         def rewrite(work: Work, a: Tensor | None, z: Tensor | None) -> None:
-            name = work.layer.name
-            sampler = best_of(tau, work, job.seed, a, z)
-            to_size(work, BySign(parts[name]), sensitivity, targets[name], job, sampler)
+            nonlocal unused
+            target, parting = targets[work.layer.name] + unused, BySign(parts[work.layer.name])
+            unused = to_size(work, parting, sensitivity, target, job, best_of(tau, work, job.seed, a, z))
 
         return rewrite
 
@@ -110,16 +112,16 @@ def sensitivity(work: Work, rows: Tensor, w: Tensor) -> Tensor:
 def share(job: Job, partings: dict[str, BySign]) -> dict[str, int]:
     """How the budget falls to the layers when one scale c, that is one eps, serves them all."""
     layers = [(work, partings[work.layer.name]) for work in job.works]
-    rows = [len(parting.parts.S) for _, parting in layers]
+    rows = [order(parting, work, job) for work, parting in layers]
     target = job.target()
-    if target < sum(parting.least(np.arange(n)) for n, (_, parting) in zip(rows, layers, strict=True)):
+    if target < sum(parting.least(r) for r, (_, parting) in zip(rows, layers, strict=True)):
         return whole(job, np.array([parting.parts.S.sum() for _, parting in layers]), target)
-    forecasts = [
-        Forecast.of(work, parting, sensitivity, order(parting, work, job)) for work, parting in layers
+    counts = [
+        forecast(work, parting, sensitivity, r) for r, (work, parting) in zip(rows, layers, strict=True)
     ]
 
     def expected(c: float) -> np.ndarray:
-        return np.array([forecast(c, n) for n, forecast in zip(rows, forecasts, strict=True)])
+        return np.array([count(c, r) for r, count in zip(rows, counts, strict=True)])
 
     return whole(job, expected(solve(lambda c: float(expected(c).sum()), target)), target)
 

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coresieve.methods.drawing import Draw, Importance, Parts, Pooled, sample, to_size
+from coresieve.methods.drawing import Draw, Importance, Parts, sample
 from coresieve.methods.method import Job, Method, Work, split_evenly
+from coresieve.methods.sizing import Pooled, to_size
 
 
 @dataclass(frozen=True)

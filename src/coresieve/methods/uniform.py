@@ -13,8 +13,9 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from coresieve.methods.drawing import BySign, Draw, Parts, sample, to_size
+from coresieve.methods.drawing import Draw, Parts, sample
 from coresieve.methods.method import Job, Method, Work, split_evenly
+from coresieve.methods.sizing import BySign, to_size
 
 
 @dataclass(frozen=True)

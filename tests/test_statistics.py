@@ -233,7 +233,8 @@ def test_more_points_raise_sensitivities_and_never_lower_them():
 
 def test_what_is_kept_does_not_grow_with_the_points():
     """The weights, a number an edge, a few a row, and the 64 points that errors are measured on: a file of all that is
-    kept (whole storages, so that a view of all points would count) is of the same size for ten times the points."""
+    kept (whole storages, so that a view of all points would count) is of the same size for ten times the points, but
+    for their digests of 8 bytes, which end with ROWS_REMEMBERED (`test_certify.py`)."""
     model = relu_net(64, 256, 256, 8)
 
     def kept(points: int) -> int:
@@ -244,8 +245,8 @@ def test_what_is_kept_does_not_grow_with_the_points():
 
     few, many = kept(300), kept(3000)
     weights, measured = sum(p.numel() for p in model.parameters()), 64 * (64 + 256 + 256 + 8 + 8)
-    assert many < few + 2000
-    assert many < 4 * (2 * weights + measured) + 50_000
+    assert many < few + 12.5 * (3000 - 300) + 2000  # torch.save writes 8 bytes of an array as up to 12.5
+    assert many < 4 * (2 * weights + measured) + 12.5 * 3000 + 50_000
 
 
 MEMORY = """

@@ -18,18 +18,24 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from coresieve import errors
+    from coresieve.certificate import Certificate, Claim
+    from coresieve.certification import certify, verify
     from coresieve.compression import Compressed, Ready, calibrate, compress, load
     from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Uniform
+    from coresieve.search import smallest
 
 _HOMES = {
+    "coresieve.certificate": ("Certificate", "Claim"),
+    "coresieve.certification": ("certify", "verify"),
+    "coresieve.search": ("smallest",),
     "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "load"),
     "coresieve.methods": ("L1", "L1L2", "L2", "SVD", "CoreNet", "Magnitude", "Uniform"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names} | {"errors": "coresieve"}
 
 __all__ = [
-    "L1", "L1L2", "L2", "SVD", "Compressed", "CoreNet", "Magnitude", "Ready", "Uniform",
-    "calibrate", "compress", "errors", "load",
+    "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Uniform",
+    "calibrate", "certify", "compress", "errors", "load", "smallest", "verify",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from coresieve.digests import KnownRows, Witness
 from coresieve.errors import ForwardError, NonFiniteError, SampleError
 from coresieve.layers import Layer, linear, working_dtype
 from coresieve.sample import Batch, Sample, choose, merged, private_randomness, size, take
@@ -81,6 +82,7 @@ class Observed:
     is_chain: bool  # ReLU between the layers and nothing else, as the paper's theorem assumes
     measuring: Kept  # some of S
     judging: Kept  # T, disjoint from S
+    rows: KnownRows  # digests of the sample's rows, so that none of them certifies what they made
 
 
 def observe(
@@ -92,9 +94,9 @@ def observe(
     sensitivities: bool,
 ) -> Observed:
     """One pass: `wanted` is (|S|, |T|). The model runs in eval mode and is put back as it was."""
-    run = _Pass(model, layers, sensitivities)
+    run, witness = _Pass(model, layers, sensitivities), Witness()
     with eval_mode(model), torch.no_grad(), private_randomness(sample, seed):
-        for which, batch in choose(sample, wanted, seed):
+        for which, batch in choose(sample, wanted, seed, witness.see):
             run.take_in(batch, judging=which == 1)
         for kept in (run.measuring, run.judging):
             kept.inputs = merged(kept.inputs, run.largest)
@@ -103,7 +105,8 @@ def observe(
         raise SampleError(f"a sample of {run.points} point{'s' * (run.points != 1)}", "at least 2 points",
                           f"a few hundred inputs of the kind to come; the theory asks for {wanted[0]}")  # fmt: skip
     return Observed(
-        list(run.seen.values()), run.points, run.forwards, run.is_chain(), run.measuring, run.judging
+        *(list(run.seen.values()), run.points, run.forwards, run.is_chain()),
+        *(run.measuring, run.judging, witness.known()),
     )
 
 

@@ -1,44 +1,55 @@
-"""The commands: demo, compress, compare, inspect. A thin shell around the library; the answer goes to stdout.
+"""The commands demo, compress, compare and inspect: a thin shell around the library; the answer goes to stdout.
 
-A model is given as `package.module:factory`, imported with the current folder on the path; its weights as
-safetensors; data as .npy, .npz or .safetensors. Nothing is ever unpickled.
+Those about certificates are in `cli_certificates.py`. A model is given as `package.module:factory`, imported with the
+current folder on the path; its weights as safetensors; data as .npy, .npz or .safetensors. Nothing is ever unpickled.
 
 torch and numpy are imported when a command runs and not before: `coresieve --help` stays quick.
-
->>> fraction("10%"), fraction("0.1"), fractions("50%, 0.2,10%")
-(0.1, 0.1, (0.5, 0.2, 0.1))
 """
 
 from __future__ import annotations
 
 import io
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter, Token
+from cyclopts import App, CycloptsError, Parameter
 
-from coresieve import __version__
+from coresieve import __version__, cli_certificates
 from coresieve.budget import Budget
-from coresieve.errors import BudgetError, CoresieveError, FileError
+from coresieve.cli_arguments import (
+    Data,
+    Eps,
+    Flag,
+    Json,
+    Keep,
+    Keeps,
+    Key,
+    Methods,
+    Model,
+    Names,
+    Weights,
+    check_out,
+)
+from coresieve.errors import BudgetError, CoresieveError, NotCertifiedError
 from coresieve.terminal import (
     accuracy_table,
     compare_table,
     complain,
     console,
     escape,
+    print_json,
     progress,
     say,
     share,
     size_of,
 )
 
-FINE, BAD_INPUT, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+FINE, BAD_INPUT, BAD_USAGE, NOT_MET, INTERRUPTED = 0, 1, 2, cli_certificates.NOT_MET, 130
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the input is at fault (the message says what to try); "
-    "2 the command line is not understood; 130 interrupted with Ctrl-C."
+    "2 the command line is not understood; 3 the goal of a certificate is not met; 130 interrupted with Ctrl-C."
 )
 
 app = App(
@@ -56,87 +67,16 @@ def main(tokens: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± shows a ?, not a traceback
     try:
-        app(tokens, exit_on_error=False, result_action="return_value")
+        code = app(tokens, exit_on_error=False, result_action="return_value")
     except CycloptsError:
         return BAD_USAGE  # its message is already on stderr
     except CoresieveError as error:
         complain("[bold red]error:[/]", str(error))
-        return BAD_INPUT
+        return NOT_MET if isinstance(error, NotCertifiedError) else BAD_INPUT
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
         return INTERRUPTED
-    return FINE
-
-
-# --- What the command line may say --------------------------------------------------------------------------
-
-
-def fraction(text: str) -> float:
-    """A share of the parameters: 0.1 or 10%."""
-    number = text.strip()
-    try:
-        return round(float(number[:-1]) / 100, 12) if number.endswith("%") else float(number)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a share of the parameters; write 0.1 or 10%.") from None
-
-
-def fractions(text: str) -> tuple[float, ...]:
-    return tuple(fraction(part) for part in text.split(",") if part.strip())
-
-
-def names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _converted(turn: Callable[[str], Any]) -> Callable[[Any, Sequence[Token]], Any]:
-    return lambda _, tokens: turn(tokens[0].value)
-
-
-def _one_budget(given: ArgumentCollection) -> None:
-    if len([argument for argument in given if argument.tokens]) != 1:
-        raise ValueError("Give exactly one budget: --keep 0.1, or --eps 0.5 (and --delta 0.05).")
-
-
-budgets = Group("Budget (one of them)", validator=_one_budget)
-Keep = Annotated[
-    float | None,
-    Parameter(
-        converter=_converted(fraction), group=budgets, help="Share of the parameters to keep: 0.1 or 10%."
-    ),
-]
-Eps = Annotated[float | None, Parameter(group=budgets, help="Relative error that the theory is to bound.")]
-Keeps = Annotated[
-    tuple[float, ...],
-    Parameter(
-        metavar="SIZES",
-        converter=_converted(fractions),
-        n_tokens=1,
-        negative=(),
-        help="Sizes: 0.5,0.2,0.1 or 50%,20%,10%.",
-    ),
-]
-Methods = Annotated[
-    tuple[str, ...] | None,
-    Parameter(
-        metavar="NAMES",
-        converter=_converted(names),
-        n_tokens=1,
-        negative=(),
-        help="Methods, by comma [default: all].",
-    ),
-]
-Model = Annotated[
-    str, Parameter(help="package.module:factory; the factory, called without arguments, makes it.")
-]
-Weights = Annotated[Path, Parameter(help="The trained weights, a state dict in safetensors.")]
-Data = Annotated[Path, Parameter(help="Inputs, one per row: .npy, .npz or .safetensors.")]
-Key = Annotated[str | None, Parameter(help="Name of the array, in a file that holds several [default: x].")]
-Json = Annotated[
-    bool,
-    Parameter(name="--json", negative=(), show_default=False, help="Print JSON and nothing else on stdout."),
-]
-Names = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+    return code if isinstance(code, int) else FINE
 
 
 # --- The commands -------------------------------------------------------------------------------------------
@@ -168,7 +108,7 @@ def demo(
 
         result = run(out, seeds=seeds, quick=quick, bar=bar)
     if json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
         return
     repeated = f", mean±std of {result.seeds} seeds" if result.seeds > 1 else ""
     original = f"{100 * result.accuracy:.1f}"
@@ -220,7 +160,7 @@ def compress(
         Overwrite the file if it is there.
     """
     Budget.of(keep=keep, eps=eps, delta=delta)
-    _check_out(out, force, inputs=(weights, data))
+    check_out(out, force, inputs=(weights, data))
     with progress() as bar:
         bar.step("loading torch")
         from coresieve import compression
@@ -242,7 +182,7 @@ def compress(
         bar.step("saving")
         small.save(out)
     if json:
-        _print_json({"out": str(out), "bytes": out.stat().st_size, "report": small.report.to_dict()})
+        print_json({"out": str(out), "bytes": out.stat().st_size, "report": small.report.to_dict()})
         return
     say(small.report)
     sizes = f"{size_of(out.stat().st_size)}; the original is {size_of(weights.stat().st_size)}"
@@ -312,7 +252,7 @@ def compare(
     where = heldout.name if heldout else f"{data.name}, set aside"
     judged = f"{len(calibration):,} inputs calibrate, {len(judges):,} others judge ({where})"
     if json:
-        _print_json({"judged": judged, "rows": rows, "summary": lab.summary(rows)})
+        print_json({"judged": judged, "rows": rows, "summary": lab.summary(rows)})
         return
     repeated = f"; mean±std of {seeds} seeds" if seeds > 1 else ""
     say(f"[bold]{escape(judged)}{repeated}[/]")
@@ -333,41 +273,9 @@ def inspect(
 
         header = read_header(file)
     if json:
-        _print_json(header)
+        print_json(header)
         return
     _say_header(file, header)
-
-
-# --- What a command answers ---------------------------------------------------------------------------------
-
-
-def _check_out(out: Path, force: bool, inputs: Sequence[Path]) -> None:
-    """Before any work: whether the answer can be written where it is wanted."""
-    if any(out.resolve() == path.resolve() for path in inputs):
-        raise FileError(
-            f"--out {out} is one of the inputs", "a new file", f"--out {out.stem}-small.safetensors"
-        )
-    if out.is_dir() or not out.parent.is_dir():
-        raise FileError(f"--out {out}", "a file in a folder that exists", f"mkdir -p {out.parent}")
-    if out.exists() and not force:
-        raise FileError(
-            f"--out {out} is there already", "a new file", "another name, or --force to replace it"
-        )
-
-
-def _print_json(answer: Any) -> None:
-    import json
-
-    print(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: null stands for both."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _say_header(file: Path, header: dict[str, Any]) -> None:
@@ -381,3 +289,8 @@ def _say_header(file: Path, header: dict[str, Any]) -> None:
     say(f"written by coresieve {escape(str(about['version']))}")
     if "report" in header:
         say(Report.from_dict(header["report"]))
+
+
+app.command(cli_certificates.certify, sort_key=5)
+app.command(cli_certificates.verify, sort_key=6)
+app.command(cli_certificates.smallest, sort_key=7)

@@ -11,17 +11,20 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coresieve import __version__, theory
+from coresieve import __version__, digests, theory
 from coresieve.budget import Budget, check_delta
 from coresieve.calibration import Observed, answers_of, eval_mode, observe
+from coresieve.certificate import Certificate
+from coresieve.digests import KnownRows
 from coresieve.errors import (
+    AlteredError,
     CoresieveError,
     CoresieveWarning,
     DomainError,
@@ -45,18 +48,27 @@ class Compressed:
 
     model: nn.Module
     report: Report
+    rows: KnownRows | None = field(default=None, repr=False)  # what calibrated it, which may not certify it
+    certificate: Certificate | None = field(default=None, repr=False)  # certify() puts it here
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
     def __str__(self) -> str:
-        return str(self.report)
+        return "\n\n".join(str(part) for part in (self.report, self.certificate) if part is not None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write weights and report to one safetensors file; a file that is there is replaced whole or not at all."""
+        """Write weights, report and certificate to one safetensors file; a file that is there is replaced whole or
+        not at all."""
         report = self.report.to_dict()
         del report["seconds"]  # the same network is the same file, however long it took
-        save_model(path, self.model, {"report": report})
+        header: dict[str, Any] = {"report": report}
+        if self.rows is not None:
+            header["calibration_rows"] = self.rows.to_text()
+        if self.certificate is not None:
+            check_unaltered(self.certificate, self.model, "the network")
+            header["certificate"] = self.certificate.to_dict()
+        save_model(path, self.model, header)
 
 
 def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
@@ -68,7 +80,26 @@ def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
     if rank is not None and isinstance(into, nn.Linear):  # a module cannot turn into another kind in place
         into = LowRank(into.in_features, into.out_features, rank, bias=into.bias is not None)
     header = load_model(path, into)
-    return Compressed(into, Report.from_dict(header.get("report", {})))
+    rows, certificate = header.get("calibration_rows"), header.get("certificate")
+    small = Compressed(
+        into,
+        Report.from_dict(header.get("report", {})),
+        None if rows is None else KnownRows.from_text(rows),
+        None if certificate is None else Certificate.from_dict(certificate),
+    )
+    if small.certificate is not None:
+        check_unaltered(small.certificate, into, os.fspath(path))
+    return small
+
+
+def check_unaltered(certificate: Certificate, model: nn.Module, what: str) -> None:
+    """A certificate speaks of the very weights that were judged."""
+    if certificate.digests.get("compressed") != digests.weights(model):
+        raise AlteredError(
+            f"{what} with other weights than its certificate speaks of",
+            "the weights that were certified",
+            "certify() again, or small.certificate = None to save without one",
+        )
 
 
 def compress(
@@ -206,7 +237,7 @@ class Ready:
             report = self._report(job)
         for name, original in self.model.named_modules():
             job.model.get_submodule(name).train(original.training)  # modules that took another's place, too
-        return Compressed(job.model, report)
+        return Compressed(job.model, report, self.observed.rows)
 
     def _promise(self, budget: Budget) -> Promise | None:
         if not self.method.wants_sensitivities:
@@ -243,6 +274,9 @@ class Ready:
         )  # fmt: skip
         if job.promise is not None:
             report.points_needed = job.promise.points_needed
+            report.a_priori_missing = "; ".join(job.promise.missing())
+            if not report.a_priori_missing:
+                report.a_priori = job.promise.a_priori({w.layer.name: w.per_draw for w in job.works})
         report.guarantee = _guarantee(job)
         _measure(report, job)
         return report

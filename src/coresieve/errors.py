@@ -55,6 +55,18 @@ class StaleError(CoresieveError, RuntimeError):
     """The model's weights changed after it was calibrated."""
 
 
+class ClaimError(CoresieveError, ValueError):
+    """A claim that cannot be made of this network, or a goal that no claim can meet."""
+
+
+class NotCertifiedError(CoresieveError, RuntimeError):
+    """No network could be certified to meet the goal, so none is returned."""
+
+
+class AlteredError(CoresieveError, ValueError):
+    """A certificate whose network, original or data is not the one at hand."""
+
+
 class FileError(CoresieveError, ValueError):
     """A file that is truncated, corrupted or not ours, or that does not fit the skeleton."""
 

@@ -30,7 +30,7 @@ def load_model(spec: str, weights: Path) -> nn.Module:
     """The model that `package.module:factory` makes, filled with the weights of the file."""
     check_file(weights)  # before a factory that may take its time
     model = make_model(spec)
-    _fill(model, weights)
+    fill(model, weights)
     return model
 
 
@@ -100,23 +100,23 @@ def _line(reason: BaseException) -> str:
     return " ".join(str(reason).split()).rstrip(".")
 
 
-def _fill(model: nn.Module, weights: Path) -> None:
+def fill(model: nn.Module, weights: Path, what: str = "--weights") -> None:
     if weights.suffix in _PICKLES:
         expected = "a safetensors file: a pickle can run any code when it is opened"
         hint = "safetensors.torch.save_model(model, 'weights.safetensors') where the model was trained"
-        raise FileError(f"--weights {weights}", expected, hint)
+        raise FileError(f"{what} {weights}", expected, hint)
     try:
         safetensors.torch.load_model(model, weights)
     except (SafetensorError, OSError) as reason:
         raise FileError(
-            f"--weights {weights} ({_line(reason)})", "a whole safetensors file", "saving it again"
+            f"{what} {weights} ({_line(reason)})", "a whole safetensors file", "saving it again"
         ) from reason
     except RuntimeError as reason:
         what = _line(reason).partition(": ")[2]
         what = what if len(what) < 400 else f"{what[:400]}..."
         expected = "the state dict of the model that the factory makes"
         hint = "the factory with the sizes that the network was trained with"
-        raise FileError(f"--weights {weights} does not fit the model ({what})", expected, hint) from reason
+        raise FileError(f"{what} {weights} does not fit the model ({what})", expected, hint) from reason
 
 
 def load_array(path: Path, key: str | None = None, usual: str = "x") -> Tensor:

@@ -48,6 +48,8 @@ class Report:
     layers: list[LayerReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     guarantee: str = ""  # what is promised, or why nothing is
+    a_priori: float | None = None  # eps of the paper's theorem for the draws made; None: it does not apply
+    a_priori_missing: str = ""  # why not
     points: int = 0  # |S|
     points_judging: int = 0  # |T|
     points_needed: int | None = None  # what the theory asks |S| to be
@@ -68,6 +70,19 @@ class Report:
         """The share of non-zero parameters that stayed, over all layers that could be compressed."""
         return self.parameters_after / self.parameters_before if self.parameters_before else 1.0
 
+    def a_priori_told(self) -> str:
+        """The error that the paper's theorem bounds at the size reached, known before any input is tried."""
+        if self.a_priori is None:
+            return f"none ({self.a_priori_missing or 'the theorem does not speak of this method'})."
+        if self.a_priori == 0:
+            return "eps = 0 (every row is exact)."
+        if self.a_priori < 1:
+            return f"eps = {self.a_priori:.3g}, by the paper's theorem at this size."
+        return (
+            f"none (at this size the paper's theorem gives eps = {self.a_priori:.2g}, "
+            "and 1 or more says nothing: vacuous)."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts; infinities become the string "inf", so that JSON holds them."""
         totals = {
@@ -76,13 +91,13 @@ class Report:
             "kept": self.kept,
         }
         layers = [asdict(layer) | {"kept": layer.kept} for layer in self.layers]
-        return _jsonable(asdict(self) | totals | {"layers": layers})
+        return jsonable(asdict(self) | totals | {"layers": layers})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
         """The inverse of `to_dict`; keys of a later version are ignored."""
-        layers = [LayerReport(**_known(LayerReport, layer)) for layer in data.get("layers", [])]
-        return replace(cls(**{**_known(cls, data), "layers": []}), layers=layers)
+        layers = [LayerReport(**known(LayerReport, layer)) for layer in data.get("layers", [])]
+        return replace(cls(**{**known(cls, data), "layers": []}), layers=layers)
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -98,7 +113,12 @@ class Report:
 
         yield Text(self._title(), style="bold")
         yield self._table(narrow=options.max_width < 100)
-        for line in (self._measured(), self.guarantee, *(f"- {note}" for note in gathered(self.notes))):
+        for line in (
+            self._measured(),
+            self.guarantee,
+            self._a_priori(),
+            *(f"- {note}" for note in gathered(self.notes)),
+        ):
             if line:
                 yield Padding(Text(line), (0, 0, 0, 1))
 
@@ -135,6 +155,11 @@ class Report:
         used += f" and {self.points_judging:,} more to judge candidates" if self.points_judging else ""
         asked = "" if self.points_needed is None else f" (the theory asks for {self.points_needed:,})"
         return f"{used}{asked}. Errors are relative, in the l1 norm, on {self.points_measured:,} of them."
+
+    def _a_priori(self) -> str:
+        """Only where a theorem could have spoken, and `guarantee` does not tell it already."""
+        told = self.a_priori is not None and self.budget.startswith("keep")
+        return f"A priori error bound: {self.a_priori_told()}" if told else ""
 
     def _columns(self, narrow: bool):
         always = [
@@ -199,7 +224,7 @@ def _count(n: int | None) -> str:
     return "" if n is None else f"{n:.1e}" if n >= 10**8 else f"{n:,}"
 
 
-def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+def known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(kind)}
     return {key: _number(value) for key, value in data.items() if key in names}
 
@@ -208,9 +233,9 @@ def _number(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_jsonable(item) for item in value]
+        return [jsonable(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -13,7 +13,7 @@ dict of arguments. Labels and whatever else follows `x` are ignored.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from coresieve.errors import SampleError
 
 Batch = Tensor | dict[str, Any]
 Sample = Any  # Tensor | ndarray | DataLoader | Iterable of batches
+See = Callable[[Batch, np.ndarray], None]
 
 POINTS_A_BATCH = 256  # of a sample that is one tensor: big enough to be fast, small enough for any memory
 
@@ -144,12 +145,14 @@ def _count_loader(loader: DataLoader) -> int | None:
     return n // drawn.batch_size * drawn.batch_size if drawn.drop_last else n
 
 
-def choose(sample: Sample, wanted: Sequence[int], seed: int) -> Iterator[tuple[int, Batch]]:
+def choose(
+    sample: Sample, wanted: Sequence[int], seed: int, see: See = lambda batch, used: None
+) -> Iterator[tuple[int, Batch]]:
     """Disjoint uniform subsets of the sample's points, without replacement: (which subset, some of its points).
 
     `wanted` are the subsets' sizes in order. A sample too small for all of them gives each later subset at most
     a third of its points and the first one the rest. Of a sample that cannot say its size the first points are taken:
-    independent points are as good in any order.
+    independent points are as good in any order. `see` is shown each batch, and which of its points are taken.
     """
     n = count(sample)
     owner = None if n is None else _owners(n, wanted, seed)
@@ -158,6 +161,7 @@ def choose(sample: Sample, wanted: Sequence[int], seed: int) -> Iterator[tuple[i
         here = size(batch)
         part = _in_order(start, here, wanted) if owner is None else owner[start : start + here]
         start += here
+        see(batch, part >= 0)
         for which in range(len(wanted)):
             index = np.flatnonzero(part == which)
             if here and len(index) == here:

@@ -154,6 +154,13 @@ def read_header(path: PathLike) -> dict[str, Any]:
     return {**contents.header, "file": about}
 
 
+def is_ours(path: PathLike) -> bool:
+    """Whether a file begins as those that `save_model` writes do, whole or not."""
+    with _opened(path) as file:
+        file.seek(8)
+        return b'"coresieve' in file.read(64)
+
+
 # --- What is written ----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ rich is imported at first use, so that `--help` stays quick.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,21 @@ def console(*, stderr: bool = False) -> Console:
 def say(what: RenderableType) -> None:
     """Print the answer, for a person. A long line is left whole: file names can be copied."""
     console().print(what, soft_wrap=isinstance(what, str))
+
+
+def print_json(answer: Any) -> None:
+    import json
+
+    print(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: null stands for both."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def complain(label: str, message: str, err: Console | None = None) -> None:

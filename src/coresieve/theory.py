@@ -342,6 +342,39 @@ def draws(S: float, K: float, eps_l: float, eta: float, delta: float, *, signed:
     return math.ceil(Fraction(top) / Fraction(eps_l) ** 2)  # floats would overflow or lose the last digits
 
 
+def eps_of_draws(per_draw: float, K: float, eta: float, delta: float, *, signed: bool = False) -> float:
+    """`draws` the other way: the eps_l that m draws give, sqrt(8 (S/m) K log(8 eta / delta)); S/m is `per_draw`.
+
+    Not in the paper. An answer of 1 or more is outside of the lemma: nothing is promised.
+
+    >>> eps_l = eps_of_draws(2.0 / 1284, 3.0, eta=10, delta=0.1)
+    >>> round(eps_l, 4), draws(2.0, 3.0, eps_l + 1e-9, eta=10, delta=0.1)
+    (0.4999, 1284)
+    """
+    if not per_draw >= 0:
+        raise DomainError(
+            f"per_draw={per_draw}", "S/m, 0 or more", "S / m, or math.inf where nothing is drawn"
+        )
+    _positive("K", K, "K=default_K(eta, eta_star)")
+    _width("eta", eta)
+    _unit("delta", delta)
+    return math.sqrt(8 * per_draw * K * math.log((16 if signed else 8) * eta / delta))
+
+
+def eps_of_layers(eps_l: Sequence[float], delta_hats: Sequence[float]) -> float:
+    """`layer_epsilons` the other way: the smallest eps whose shares are at least these eps_l; one for each layer.
+
+    Not in the paper. 0 when every eps_l is 0: then no row was sampled.
+
+    >>> round(eps_of_layers(layer_epsilons(0.5, [4.0, 2.0]), [4.0, 2.0]), 12)
+    0.5
+    """
+    products = _suffix_products(delta_hats)
+    _one_per_layer("eps_l", eps_l, products)
+    used = [e * product for e, product in zip(eps_l, products, strict=True) if e > 0]
+    return 2 * len(products) * max(used, default=0.0)
+
+
 def relative_error_tail(t: float, m: float, S: float, K: float) -> float:
     """Pr(|z_hat - z_tilde| >= t z_tilde) <= 2 exp(-3 t^2 m / (S C (6 + 2 t))), C = 3 K, for any t >= 0.
 

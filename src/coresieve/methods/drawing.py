@@ -96,6 +96,15 @@ def _by_sign(pairs: np.ndarray, positive: Tensor, like: Tensor) -> Tensor:
     return torch.where(positive, column[:, :1], column[:, 1:])
 
 
+def note_draws(work: Work, draw: Draw, active: np.ndarray) -> None:
+    """For the report: how many draws, how many exact rows, and the largest S/m of the parts that were sampled."""
+    line, sampled = work.line, active & ~draw.exact
+    line.draws = (line.draws or 0) + int(draw.m.sum())
+    line.rows_exact = (line.rows_exact or 0) + int(draw.exact.all(axis=1).sum())
+    per_draw = np.where(draw.m > 0, draw.scale, np.inf)[sampled]
+    work.per_draw = max(work.per_draw, float(per_draw.max(initial=0.0)))
+
+
 Sampler = Callable[[np.ndarray, Draw], Tensor]  # (rows, how to draw them) -> their new values
 
 
@@ -111,11 +120,8 @@ def rewrite(work: Work, rows: np.ndarray, draw: Draw, sampler: Sampler) -> int:
 
 def fixed(work: Work, parts: Parts, m: np.ndarray, sampler: Sampler) -> None:
     """Theory mode: the draws are given; nothing is solved."""
-    exact_rows, drawn = 0, 0
     m = np.where(parts.active() | (parts.n == 0), m, 0)
     for rows in np.array_split(np.arange(len(m)), -(-len(m) // ROWS_AT_ONCE)):
         draw = exact_or(m[rows], parts, rows)
         rewrite(work, rows, draw, sampler)
-        exact_rows += int(draw.exact.all(axis=1).sum())
-        drawn += int(draw.m.sum())
-    work.line.rows_exact, work.line.draws = exact_rows, drawn
+        note_draws(work, draw, parts.active()[rows])

@@ -32,6 +32,9 @@ class Work:
     line: LayerReport
     rows: Tensor | None = None  # of the original's rows, those that are left (None: all)
     edges: Tensor | None = None  # of the original's edges, those that are left (None: all)
+    per_draw: float = (
+        0.0  # the largest S/m of its sampled parts: 0 where all is exact, inf where nothing was drawn
+    )
 
     def sensitivities(self, rows: Tensor) -> Tensor:
         """s for some of the rows that are left, biases last: as `layer.read(rows)` lays out the weights."""

@@ -61,8 +61,16 @@ class Promise:
         m = [theory.draws(s, self.K, self.eps[name], self.eta, self.delta, signed=signed) for s in S.ravel()]
         return np.array([float(x) if x < 10**300 else np.inf for x in m]).reshape(S.shape)
 
-    def sentence(self) -> str:
-        """What is promised, with its assumptions beside it; or what is missing."""
+    def a_priori(self, per_draw: dict[str, float]) -> float:
+        """The eps that the theorem gives for the draws that were made: S/m at its largest, for each layer."""
+        eps_l = []
+        for seen in self.observed.seen:
+            largest, signed = per_draw.get(seen.layer.name, 0.0), seen.statistics.signed
+            eps_l.append(theory.eps_of_draws(largest, self.K, self.eta, self.delta, signed=signed))
+        return theory.eps_of_layers(eps_l, list(self.delta_hats.values()))
+
+    def missing(self) -> list[str]:
+        """What the theorem assumes and this network or sample does not have."""
         missing = []
         if not self.observed.is_chain:
             missing.append("the theorem is proved for Linear layers with ReLU between them and nothing else")
@@ -71,7 +79,11 @@ class Promise:
                 f"the sensitivities and Delta need a sample of {self.points_needed} points "
                 f"and had {self.observed.points}"
             )
-        if missing:
+        return missing
+
+    def sentence(self) -> str:
+        """What is promised, with its assumptions beside it; or what is missing."""
+        if missing := self.missing():
             return f"Nothing is promised: {'; '.join(missing)}."
         return (
             "Proved, for a fresh input and this draw together: with probability at least "

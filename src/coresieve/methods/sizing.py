@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coresieve.layers import ROWS_AT_ONCE
-from coresieve.methods.drawing import Draw, Importance, Parts, Sampler, exact_or, rewrite
+from coresieve.methods.drawing import Draw, Importance, Parts, Sampler, exact_or, note_draws, rewrite
 from coresieve.methods.method import Job, Work
 
 EDGES_TO_SOLVE_ON = 2**13  # a few rows tell how many distinct edges a draw brings
@@ -140,7 +140,6 @@ def to_size(
     rng, rest = job.rng(3, work.index), order(parting, work, job)
     expected = forecast(work, parting, importance, rest)
     left, c = target, np.ones(1)
-    work.line.draws = work.line.rows_exact = 0
     while len(rest):
         everything = left >= parting.parts.n[rest].sum()
         scarce = left < parting.least(rest)
@@ -157,8 +156,7 @@ def to_size(
             left -= rewrite(
                 work, block[rows], Draw(draw.m[rows], draw.scale[rows], draw.exact[rows]), sampler
             )
-        work.line.draws += int(draw.m.sum())
-        work.line.rows_exact += int(draw.exact.all(axis=1).sum())
+        note_draws(work, draw, parting.parts.active()[block])
         rest = rest[len(block) :]
     return left
 

@@ -1,0 +1,104 @@
+"""What a command line may say: shares as 0.1 or 10%, lists by comma, models, files, and which budget.
+
+>>> fraction("10%"), fraction("0.1"), fractions("50%, 0.2,10%")
+(0.1, 0.1, (0.5, 0.2, 0.1))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import ArgumentCollection, Group, Parameter, Token
+
+from coresieve.errors import FileError
+
+
+def fraction(text: str) -> float:
+    """A share of the parameters: 0.1 or 10%."""
+    number = text.strip()
+    try:
+        return round(float(number[:-1]) / 100, 12) if number.endswith("%") else float(number)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a share of the parameters; write 0.1 or 10%.") from None
+
+
+def fractions(text: str) -> tuple[float, ...]:
+    return tuple(fraction(part) for part in text.split(",") if part.strip())
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def converted(turn: Callable[[str], Any]) -> Callable[[Any, Sequence[Token]], Any]:
+    return lambda _, tokens: turn(tokens[0].value)
+
+
+def one_budget(given: ArgumentCollection) -> None:
+    if len([argument for argument in given if argument.tokens]) != 1:
+        raise ValueError("Give exactly one budget: --keep 0.1, or --eps 0.5 (and --delta 0.05).")
+
+
+budgets = Group("Budget (one of them)", validator=one_budget)
+Keep = Annotated[
+    float | None,
+    Parameter(
+        converter=converted(fraction), group=budgets, help="Share of the parameters to keep: 0.1 or 10%."
+    ),
+]
+Eps = Annotated[float | None, Parameter(group=budgets, help="Relative error that the theory is to bound.")]
+Keeps = Annotated[
+    tuple[float, ...],
+    Parameter(
+        metavar="SIZES",
+        converter=converted(fractions),
+        n_tokens=1,
+        negative=(),
+        help="Sizes: 0.5,0.2,0.1 or 50%,20%,10%.",
+    ),
+]
+Methods = Annotated[
+    tuple[str, ...] | None,
+    Parameter(
+        metavar="NAMES",
+        converter=converted(names),
+        n_tokens=1,
+        negative=(),
+        help="Methods, by comma [default: all].",
+    ),
+]
+Model = Annotated[
+    str, Parameter(help="package.module:factory; the factory, called without arguments, makes it.")
+]
+Weights = Annotated[Path, Parameter(help="The trained weights, a state dict in safetensors.")]
+Data = Annotated[Path, Parameter(help="Inputs, one per row: .npy, .npz or .safetensors.")]
+Key = Annotated[str | None, Parameter(help="Name of the array, in a file that holds several [default: x].")]
+Json = Annotated[
+    bool,
+    Parameter(name="--json", negative=(), show_default=False, help="Print JSON and nothing else on stdout."),
+]
+Names = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+Goal = Annotated[
+    float | None,
+    Parameter(converter=converted(fraction), help="Most that may change or be lost, certified: 0.01 or 1%."),
+]
+Share = Annotated[float, Parameter(converter=converted(fraction))]
+Heldout = Annotated[Path, Parameter(help="Inputs that played no part in the compression, one per row.")]
+Labels = Annotated[Path | None, Parameter(help="The right classes of the held-out inputs.")]
+
+
+def check_out(out: Path, force: bool, inputs: Sequence[Path]) -> None:
+    """Before any work: whether the answer can be written where it is wanted."""
+    if any(out.resolve() == path.resolve() for path in inputs):
+        raise FileError(
+            f"--out {out} is one of the inputs", "a new file", f"--out {out.stem}-small.safetensors"
+        )
+    if out.is_dir() or not out.parent.is_dir():
+        raise FileError(f"--out {out}", "a file in a folder that exists", f"mkdir -p {out.parent}")
+    if out.exists() and not force:
+        raise FileError(
+            f"--out {out} is there already", "a new file", "another name, or --force to replace it"
+        )

@@ -279,6 +279,7 @@ def inspect(
 
 
 def _say_header(file: Path, header: dict[str, Any]) -> None:
+    from coresieve.certificate import Certificate
     from coresieve.report import Report
 
     about = header["file"]
@@ -289,6 +290,8 @@ def _say_header(file: Path, header: dict[str, Any]) -> None:
     say(f"written by coresieve {escape(str(about['version']))}")
     if "report" in header:
         say(Report.from_dict(header["report"]))
+    if "certificate" in header:
+        say(escape(str(Certificate.from_dict(header["certificate"]))))
 
 
 app.command(cli_certificates.certify, sort_key=5)

@@ -1,0 +1,389 @@
+"""certify() and verify(): the numbers, what is refused, and that a certificate travels and cannot be forged."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import coresieve as cs
+from coresieve import digests
+from coresieve.bounds import lower, rank, upper
+from coresieve.errors import AlteredError, ClaimError, CoresieveWarning, FileError, ForwardError, SampleError
+from coresieve.judge import compare
+from coresieve.storage import save_model
+from networks import relu_net
+
+ALL = ["flips", "coreset", "coreset_eps", "output_error", "accuracy_drop"]
+
+
+@pytest.fixture(scope="module")
+def case():
+    """(original, small, calibration inputs, held-out inputs)"""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = relu_net(12, 40, 30, 4)
+        x = torch.randn(1400, 12)
+    small = cs.compress(model, x[:400], keep=0.5, seed=1)
+    return model, small, x[:400], x[400:]
+
+
+class Fixed(nn.Module):
+    """Answers what it was told to, in order; the input only tells how many rows are wanted."""
+
+    def __init__(self, answers: Tensor):
+        super().__init__()
+        self.register_buffer("answers", answers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answers[x[:, 0].long()]
+
+
+def fixed(before: Tensor, after: Tensor, **question) -> cs.Certificate:
+    x = torch.arange(len(before), dtype=torch.float32)[:, None]
+    return cs.certify(Fixed(before), Fixed(after), x, **question)
+
+
+# --- The numbers --------------------------------------------------------------------------------------------
+
+
+def test_every_claim_by_hand(case):
+    model, small, _, x = case
+    with torch.no_grad():
+        f, g = model(x).double(), small.model(x).double()
+    y = f.argmax(1)
+    y[::3] = (y[::3] + 1) % 4
+    n, alpha = len(x), 0.05 / 5
+    cert = cs.certify(model, small, x, eps=0.2, delta=0.1, labels=y)
+    assert [claim.name for claim in cert] == ALL
+
+    flips = int((f.argmax(1) != g.argmax(1)).sum())
+    assert (cert["flips"].counts, cert["flips"].observed) == ({"changed": flips}, flips / n)
+    assert cert["flips"].bound == upper(flips, n, alpha)
+
+    deviation = ((g - f).abs() / f.abs()).amax(1)
+    outside = int((deviation > 0.2).sum())
+    assert cert["coreset"].bound == upper(outside, n, alpha)
+    k = rank(n, 0.1, alpha)
+    assert cert["coreset_eps"].bound == pytest.approx(float(deviation.sort().values[k - 1]))
+    error = (g - f).abs().sum(1) / f.abs().sum(1)
+    assert cert["output_error"].bound == pytest.approx(float(error.sort().values[k - 1]))
+
+    b = int(((f.argmax(1) == y) & (g.argmax(1) != y)).sum())
+    c = int(((f.argmax(1) != y) & (g.argmax(1) == y)).sum())
+    drop = cert["accuracy_drop"]
+    assert (drop.observed, drop.counts) == ((b - c) / n, {"became wrong": b, "became right": c})
+    assert drop.bound == upper(b, n, alpha / 2) - lower(c, n, alpha / 2)
+    assert 0 < flips < n
+    assert b > 0
+    assert c > 0
+
+
+def test_confidence_is_joint(case):
+    model, small, _, x = case
+    all_of_them = cs.certify(model, small, x, eps=0.2)
+    assert sum(claim.alpha for claim in all_of_them) == pytest.approx(0.05)
+    alone = cs.certify(model, small, x, claims=["flips"])
+    assert alone["flips"].alpha == pytest.approx(0.05)
+    assert alone["flips"].bound < all_of_them["flips"].bound
+    assert "split equally, 1.25 % for each" in all_of_them.procedure
+    assert "split" not in alone.procedure
+    assert (
+        cs.certify(model, small, x, claims=["flips"], confidence=0.99)["flips"].bound > alone["flips"].bound
+    )
+
+
+def test_a_goal_alone_makes_one_claim(case):
+    model, small, _, x = case
+    cert = cs.certify(model, small, x, max_flips=0.9)
+    assert [claim.name for claim in cert] == ["flips"]
+    assert cert.met is cert["flips"].met is True
+    assert "Goal 90 %: met." in str(cert)
+    both = cs.certify(model, small, x, max_flips=0.9, max_output_error=1e-6)
+    assert (both["flips"].met, both["output_error"].met, both.met) == (True, False, False)
+    assert cs.certify(model, small, x).met is None
+
+
+def test_too_few_points_are_said_in_words():
+    f = torch.eye(4)[torch.arange(120) % 4]
+    cert = fixed(f, f, max_flips=0.01)
+    assert cert.met is False
+    assert "299 inputs with none changed would be needed for 1 % at 95 %; you gave 120." in str(cert).replace(
+        "\n  ", " "
+    )
+    cert = fixed(f[:20], f[:20], claims=["output_error", "coreset_eps"])
+    assert cert["output_error"].bound is None
+    assert cert["output_error"].says_nothing
+    assert "72 inputs would be needed at 97.5 %; you gave 20" in str(cert).replace("\n  ", " ")
+
+
+def test_an_equal_network_is_certified_as_such(case):
+    model, _, _, x = case
+    cert = cs.certify(model, copy.deepcopy(model), x, eps=0.0, labels=torch.zeros(len(x)))
+    assert [claim.observed for claim in cert] == [0, 0, 0, 0, 0]
+    assert cert["coreset_eps"].bound == cert["output_error"].bound == 0
+
+
+def test_nan_and_infinity_are_violations():
+    f = torch.tensor(
+        [[1.0, 2.0], [1.0, 2.0], [1.0, math.inf], [0.0, 1.0], [0.0, 1.0], [math.nan, 1.0], [0.0, 0.0]]
+    )
+    g = torch.tensor(
+        [[math.nan, 2.0], [1.0, math.inf], [1.0, math.inf], [0.0, 1.5], [0.1, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    )
+    seen = compare(f, g, torch.tensor([1, 1, 1, 1, 1, 1, 0]))
+    assert seen.deviation.tolist() == [math.inf, math.inf, 0, 0.5, math.inf, math.inf, 0]
+    assert seen.error.tolist() == pytest.approx([math.inf, math.inf, 0, 0.5, 0.1, math.inf, 0])
+    assert seen.flipped.tolist() == [True, False, False, False, False, True, False]
+    assert seen.lost.tolist() == [True, False, False, False, False, True, False]
+    assert not seen.gained.any()
+
+
+def test_a_network_that_answers_nan_now_and_then():
+    f = torch.rand(400, 3, generator=torch.Generator().manual_seed(0)) + 1
+    g = f.clone()
+    g[:50] = torch.nan
+    cert = fixed(f, g, eps=0.1, labels=f.argmax(1))
+    assert cert["flips"].counts == {"changed": 50}
+    assert cert["coreset"].counts == {"outside": 50}
+    assert cert["accuracy_drop"].counts == {"became wrong": 50, "became right": 0}
+    assert cert["output_error"].bound is None
+    assert "50 of 400 here are off without bound" in str(cert).replace("\n  ", " ")
+
+
+def test_an_input_of_many_positions_is_one_draw():
+    f = torch.zeros(100, 7, 3)
+    f[..., 0] = 1
+    g = f.clone()
+    g[:10, 3, 1] = 2
+    assert fixed(f, g)["flips"].counts == {"changed": 10}
+
+
+def test_collapse_is_called_vacuous(case):
+    model, small, _, x = case
+    zero = copy.deepcopy(model)
+    for p in zero.parameters():
+        p.data.zero_()
+    cert = cs.certify(model, zero, x, eps=0.5)
+    assert cert["coreset_eps"].bound == cert["output_error"].bound == 1
+    assert cert["output_error"].says_nothing
+    assert "do as well" in str(cert)
+    cert = cs.certify(model, small, x)
+    assert "Side by side. A priori: none (" in str(cert).replace("\n", " ")
+    assert "Certified, coreset_eps" in cert.a_priori
+
+
+# --- What it can be given -----------------------------------------------------------------------------------
+
+
+def test_every_kind_of_sample_gives_the_same(case):
+    model, small, _, x = case
+
+    def told(heldout):
+        cert = cs.certify(model, small, heldout, eps=0.2)
+        return [(claim.name, claim.counts, round(claim.bound, 12)) for claim in cert], cert.digests
+
+    loader = DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=32)
+    kinds = [
+        x.numpy(),
+        x.double(),
+        loader,
+        list(x.split(100)),
+        iter(x.split(100)),
+        [{"input": b} for b in x.split(64)],
+    ]
+    for kind in kinds:
+        assert told(kind) == told(x)
+
+
+def test_nothing_is_changed(case):
+    model, small, _, x = case
+    before, state = (digests.weights(model), digests.weights(small.model)), torch.get_rng_state()
+    model.train()
+    cs.certify(model, small, x)
+    assert model.training
+    model.eval()
+    assert (digests.weights(model), digests.weights(small.model)) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_regression_network():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, x = relu_net(6, 20, 1), torch.rand(900, 6)
+    small = cs.compress(model, x[:300], keep=0.8)
+    cert = cs.certify(model, small, x[300:], eps=0.3)
+    assert [claim.name for claim in cert] == ["coreset", "coreset_eps", "output_error"]
+    with pytest.raises(ClaimError, match="several classes"):
+        cs.certify(model, small, x[300:], max_flips=0.1)
+
+
+def test_overlap_is_refused_and_counted(case):
+    model, small, calibration, x = case
+    for mixed in (
+        torch.cat([x[:50], calibration[:7]]),
+        torch.cat([calibration[:7], x[:50]]).double().numpy(),
+    ):
+        with pytest.raises(SampleError, match=r"^7 of 57 held-out inputs"):
+            cs.certify(model, small, mixed)
+    assert len(cs.certify(model, small.model, calibration)) == 3  # a bare module cannot know
+
+
+def test_overlap_with_a_sample_larger_than_what_is_used(case):
+    model, _, _, _ = case
+    x = torch.rand(5000, 12, generator=torch.Generator().manual_seed(1))
+    small = cs.compress(model, x[:4000], keep=0.5)
+    assert small.report.points < 2000
+    with pytest.raises(SampleError, match=r"^10 of 1,010 held-out inputs"):
+        cs.certify(model, small, x[3990:])
+
+
+def test_what_is_remembered_of_the_rows_is_bounded(monkeypatch):
+    monkeypatch.setattr(digests, "ROWS_REMEMBERED", 100)
+    witness, x = digests.Witness(), torch.rand(1000, 3)
+    for batch in x.split(64):
+        witness.see(batch, np.arange(len(batch)) % 2 == 0)
+    known = witness.known()
+    assert (len(known.used), len(known.others)) == (100, 100)
+
+
+def test_whole_numbers_beyond_float32_are_told_apart():
+    x = torch.tensor([[2**24], [2**24 + 1], [2**24]])
+    rows = digests.rows(x)
+    assert (rows[0] == rows[2], rows[0] == rows[1]) == (True, False)
+    assert digests.rows(torch.tensor([[0.0, -0.0]])) == digests.rows(torch.tensor([[0, 0]]))
+
+
+def test_repeated_rows_draw_a_warning(case):
+    model, small, _, x = case
+    with pytest.warns(CoresieveWarning, match="3 of 103 held-out inputs repeat others"):
+        cert = cs.certify(model, small, torch.cat([x[:100], x[:3]]))
+    assert "not independent" in str(cert)
+
+
+LINEAR = nn.Linear(2, 3)
+X = torch.rand(40, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: cs.certify(LINEAR, LINEAR, torch.zeros(0, 2)), SampleError, "no held-out inputs"),
+        (lambda: cs.certify(LINEAR, LINEAR, []), SampleError, "no held-out inputs"),
+        (lambda: cs.certify(LINEAR, nn.Linear(2, 4), X), ForwardError, r"\(40, 4\) where .* \(40, 3\)"),
+        (lambda: cs.certify(LINEAR, nn.Linear(5, 3), X), ForwardError, "compressed network"),
+        (lambda: cs.certify(LINEAR, nn.Flatten(0), X), ForwardError, "an answer for each input"),
+        (lambda: cs.certify("x", LINEAR, X), ClaimError, "torch.nn.Module"),
+        (lambda: cs.certify(LINEAR, "x", X), ClaimError, "what compress"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=[0] * 39), ClaimError, "39.* for 40 held-out"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=[3] * 40), ClaimError, "classes from 0 to 2"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=[-1] * 40), ClaimError, "classes from 0 to 2"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=[0.5] * 40), ClaimError, "classes from 0 to 2"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=["a"] * 40), ClaimError, "whole numbers"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, claims=["flip"]), ClaimError, "one of flips"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, claims=["flips", "flips"]), ClaimError, "each claim once"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, claims=["coreset"]), ClaimError, "without eps"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, claims=["accuracy_drop"]), ClaimError, "labels=y"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, max_accuracy_drop=0.1), ClaimError, "labels=y"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, max_flips=0.1, claims=["output_error"]), ClaimError, "a goal for flips"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, max_flips=1.5), ClaimError, "a goal of 1.5"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, max_flips=-0.1), ClaimError, "a goal of -0.1"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, confidence=95), ClaimError, "confidence=95"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, confidence=None), ClaimError, "confidence=None"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, eps=-1), ClaimError, "eps=-1"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, eps=math.nan), ClaimError, "eps=nan"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, delta=0), ClaimError, "delta=0"),
+        (lambda: cs.certify(LINEAR, LINEAR, X)["coreset"], cs.errors.MethodError, "one that was made"),
+        (lambda: cs.certify(nn.Linear(2, 1), nn.Linear(2, 1), X, labels=[0] * 40), ClaimError, "several classes"),
+    ],
+)  # fmt: skip
+def test_bad_input(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+# --- It travels ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(case, tmp_path):
+    model, small, _, x = case
+    small = copy.deepcopy(small)
+    y = model(x).argmax(1)
+    cert = cs.certify(model, small, x, eps=0.2, labels=y, max_flips=0.5, claims=ALL)
+    path = tmp_path / "small.safetensors"
+    small.save(path)
+    return path, cert, y
+
+
+def test_it_is_saved_with_the_network_and_confirmed_by_another(case, saved):
+    model, _, calibration, x = case
+    path, cert, y = saved
+    back = cs.load(path, into=copy.deepcopy(model))
+    assert back.certificate == cert
+    assert str(back.certificate) == str(cert)
+    assert str(cert) in str(back)
+    assert json.loads(json.dumps(cert.to_dict()))["claims"][0]["name"] == "flips"
+    assert cs.verify(model, back, x, labels=y) == []
+    with pytest.raises(SampleError, match="calibration"):  # the file remembers which rows calibrated it
+        cs.certify(model, back, calibration)
+
+
+def test_infinities_survive_json():
+    f = torch.tensor([[1.0, 2.0]] * 100)
+    g = f.clone()
+    g[:20] = torch.nan
+    cert = fixed(f, g)
+    assert cert["output_error"].observed == math.inf
+    assert cs.Certificate.from_dict(json.loads(json.dumps(cert.to_dict(), allow_nan=False))) == cert
+
+
+def test_altered_weights_are_refused(case, saved, tmp_path):
+    model, small, _, _ = case
+    path, cert, _ = saved
+    other = copy.deepcopy(small)
+    other.certificate = cert
+    other.model[0].weight.data[0, 0] += 1e-3
+    with pytest.raises(AlteredError, match="other weights"):
+        other.save(tmp_path / "other.safetensors")
+    forged = tmp_path / "forged.safetensors"  # sealed anew, by somebody who knows how
+    save_model(forged, other.model, {"report": small.report.to_dict(), "certificate": cert.to_dict()})
+    with pytest.raises(AlteredError, match="other weights"):
+        cs.load(forged, into=copy.deepcopy(model))
+    damaged = bytearray(path.read_bytes())
+    damaged[-100] ^= 1
+    forged.write_bytes(damaged)
+    with pytest.raises(FileError):
+        cs.load(forged, into=copy.deepcopy(model))
+
+
+def changed(cert: cs.Certificate, **claim) -> cs.Certificate:
+    data = cert.to_dict()
+    data["claims"][0] |= claim
+    return cs.Certificate.from_dict(data)
+
+
+def test_verify_finds_what_is_not_true(case, saved):
+    model, _, _, x = case
+    path, cert, y = saved
+    small = cs.load(path, into=copy.deepcopy(model))
+
+    def wrong(certificate=cert, original=model, heldout=x, labels=y):
+        small.certificate = certificate
+        return " ".join(cs.verify(original, small, heldout, labels=labels))
+
+    assert wrong() == ""
+    assert "held-out inputs are not those" in wrong(heldout=x[:-1], labels=y[:-1])
+    assert "labels are not those" in wrong(labels=(y + 1) % 4)
+    assert "labels are not those" in wrong(labels=None)
+    assert "original's weights are not" in wrong(original=relu_net(12, 40, 30, 4))
+    assert "a bound of" in wrong(changed(cert, bound=cert["flips"].bound / 2))
+    assert "not {'changed': 0}" in wrong(changed(cert, counts={"changed": 0}))
+    assert "it says 'at most 0 %" in wrong(changed(cert, sentence="at most 0 % of fresh inputs change"))
+    small.certificate = None
+    with pytest.raises(ClaimError, match="without a certificate"):
+        cs.verify(model, small, x)

@@ -94,6 +94,48 @@ def test_both_paths_agree(shape, monkeypatch):
     torch.testing.assert_close(compiled, sensitivities(w, a), rtol=1e-5, atol=0)
 
 
+def unfriendly(kind, points, edges, dtype):
+    x = torch.randn(points, edges, generator=torch.Generator().manual_seed(3)).to(dtype)
+    return {
+        "zeros": torch.zeros_like(x),
+        "constant": torch.ones_like(x),
+        "ties": (x > 0).to(dtype),
+        "parallel": x[:, :1].exp().expand_as(x),  # all edges are ordered alike, and all rows
+        "heavy": (8 * x).exp(),
+        "uneven": x.relu() * (8 * x[:, :1]).exp(),
+        "denormal": x.abs() * torch.finfo(dtype).tiny / 8,
+        "one edge": x.relu() * (torch.arange(edges) == 0),
+    }[kind]
+
+
+KINDS = ["zeros", "constant", "ties", "parallel", "heavy", "uneven", "denormal", "one edge"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(1, 3, 1), (17, 35, 61), (40, 131, 256)])
+def test_what_is_not_visited_changes_no_bit(shape, kind, dtype):
+    """Against every product: with the r of those inputs, and with r of any size that do not belong to them."""
+    pytest.importorskip("numba")
+    rows, edges, points = shape
+    w, _ = problem(rows, edges, points, dtype)
+    a = unfriendly(kind, points, edges, dtype)
+    generator = torch.Generator().manual_seed(4)
+    tiny = torch.finfo(dtype).tiny
+    wild = [(torch.randn(rows, points, generator=generator) * 20).to(dtype).exp() for _ in range(2)]
+    for r_plus, r_minus in (map(reciprocal, denominators(w, a)), wild, [r * tiny for r in wild]):
+        scale = 1e-3 / max(1e-3, float((a.amax(0) * w.abs().amax(0)).max()))  # lest all be 1
+        compiled, plain = torch.zeros_like(w), torch.zeros_like(w)
+        max_times(w * scale, a, r_plus, r_minus, compiled)
+        room._plain_max_times(w * scale, a, r_plus, r_minus, plain)
+        products = torch.where(
+            (w > 0)[:, None], a * r_plus[..., None], a * r_minus[..., None]
+        )  # rows, points, edges
+        literal = ((w * scale).abs() * products.amax(1)).clamp(max=1)
+        assert torch.equal(compiled, plain)
+        assert torch.equal(compiled, literal)
+
+
 def test_two_batches_are_one(path):
     w, a = problem(20, 40, 150)
     r_plus, r_minus = map(reciprocal, denominators(w, a))

@@ -45,7 +45,7 @@ def stored() -> dict[tuple, dict]:
 def run() -> None:
     done = stored()
     for dataset in SETS:
-        parts = data.judges(dataset)
+        parts = data.load(dataset, train=False)
         for architecture in ARCHITECTURES:
             todo = [(m, g) for m in METHODS for g in GOALS if (dataset, architecture, m, g) not in done]
             if todo:
@@ -62,7 +62,10 @@ def run() -> None:
 def cell(model: torch.nn.Module, parts: data.Parts, method: str, goal: float) -> dict:
     start = time.perf_counter()
     shuffled = torch.randperm(len(parts.test), generator=torch.Generator().manual_seed(0))
-    judges, others = parts.test[shuffled[:HELDOUT]], parts.test[shuffled[HELDOUT:]]  # writers come in turn: mix them
+    judges, others = (
+        parts.test[shuffled[:HELDOUT]],
+        parts.test[shuffled[HELDOUT:]],
+    )  # writers come in turn: mix them
     try:
         best = cs.smallest(model, parts.calibration, judges, max_flips=goal, method=method)
     except NotCertifiedError as reason:
@@ -96,7 +99,9 @@ def table(rows: dict[tuple, dict]) -> str:
     broken = sum(row["other_flips"] > row["goal"] for row in certified)
     return (
         f"Share of the parameters kept, in %, by the smallest network certified to flip at most {told} % of fresh "
-        f"inputs, at 95 %, with {HELDOUT:,} held-out images; - where none was.\n\n" + "\n".join(lines) + "\n\n"
+        f"inputs, at 95 %, with {HELDOUT:,} held-out images; - where none was.\n\n"
+        + "\n".join(lines)
+        + "\n\n"
         f"On the other 5,000 test images, which neither chose nor certified, {broken} of these {len(certified)} "
         "networks flip more than their goal."
     )
@@ -113,7 +118,9 @@ def write() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", action="store_true")
     if not parser.parse_args().table:
         torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from torch import nn
 
 import coresieve as cs
 from coresieve import cli
-from coresieve.lab import compare, demo, page
+from coresieve.lab import compare, data, demo, page
 from coresieve.methods import METHODS
 
 
@@ -103,6 +103,7 @@ def test_the_command_in_json(tmp_path, capsys):
 
 @pytest.mark.parametrize("missing", ["sklearn.datasets", "jinja2"])
 def test_a_missing_extra_is_named(missing, monkeypatch, tmp_path, capsys):
+    data.digits.cache_clear()
     monkeypatch.setitem(sys.modules, missing, None)
     assert cli.main(["demo", "--quick", "--out", str(tmp_path)]) == 1
     assert "pip install coresieve[lab]" in capsys.readouterr().err

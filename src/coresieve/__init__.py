@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from coresieve.certificate import Certificate, Claim
     from coresieve.certification import certify, verify
     from coresieve.compression import Compressed, Ready, calibrate, compress, load
+    from coresieve.finetune import finetune
     from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Uniform
     from coresieve.search import smallest
 
 _HOMES = {
     "coresieve.certificate": ("Certificate", "Claim"),
     "coresieve.certification": ("certify", "verify"),
+    "coresieve.finetune": ("finetune",),
     "coresieve.search": ("smallest",),
     "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "load"),
     "coresieve.methods": ("L1", "L1L2", "L2", "SVD", "CoreNet", "Magnitude", "Uniform"),
@@ -35,7 +37,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names} | {"err
 
 __all__ = [
     "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Uniform",
-    "calibrate", "certify", "compress", "errors", "load", "smallest", "verify",
+    "calibrate", "certify", "compress", "errors", "finetune", "load", "smallest", "verify",
 ]  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def forward(model: nn.Module, batch: Batch, note: str = "") -> Any:
 
     The model's exception comes with our context.
     """
-    batch = _moved(model, batch)
+    batch = moved(model, batch)
     torch.clear_autocast_cache()  # it would answer with weights that were rewritten since
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(
@@ -175,7 +175,8 @@ def _where(model: nn.Module, error: Exception) -> str:
     return inner
 
 
-def _moved(model: nn.Module, batch: Batch) -> Batch:
+def moved(model: nn.Module, batch: Batch) -> Batch:
+    """A copy of the batch on the model's device, floating tensors in its type."""
     floats = [p for p in model.parameters() if p.is_floating_point()]
     dtypes = {p.dtype for p in floats}
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from coresieve import __version__, cli_certificates
+from coresieve import __version__, cli_certificates, cli_lab
 from coresieve.budget import Budget
 from coresieve.cli_arguments import (
     Data,
@@ -297,3 +297,5 @@ def _say_header(file: Path, header: dict[str, Any]) -> None:
 app.command(cli_certificates.certify, sort_key=5)
 app.command(cli_certificates.verify, sort_key=6)
 app.command(cli_certificates.smallest, sort_key=7)
+app.command(cli_lab.lab_app)
+app.command(cli_lab.data_app)

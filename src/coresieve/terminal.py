@@ -72,6 +72,11 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.task, advance=1, **({} if what is None else {"description": what}))
 
+    def reach(self, amount: float) -> None:
+        """So much of the total is done."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=amount)
+
     def over(self, batches: Sequence[Any], what: str, *, then: str) -> Counted:
         """`batches`, each pass over which the bar shows as `what`, and its end as the start of `then`."""
         return Counted(batches, self, what, then)

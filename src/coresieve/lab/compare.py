@@ -74,13 +74,14 @@ def compare(
         wait = time.perf_counter() - start
         for _, keep, seed in cells([method], keeps, seeds):
             cell: Row = {"method": method, "keep": keep, "seed": seed, "calibration_seconds": wait}
-            measured = _measure(ready, keep, seed, before, heldout, labels)
+            measured = measure(ready, keep, seed, before, heldout, labels)
             yield cell | dict.fromkeys(MEASURES) | {"failed": None} | measured
 
 
-def _measure(
+def measure(
     ready: Ready, keep: float, seed: int, before: Tensor, heldout: Sequence[Tensor], labels: Tensor | None
 ) -> Row:
+    """One small network, drawn and judged; one that cannot be made is told by `failed`."""
     start = time.perf_counter()
     try:
         small = ready.compress(keep=keep, seed=seed)

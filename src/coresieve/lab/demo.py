@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from coresieve.compression import calibrate
-from coresieve.errors import FileError, MissingExtraError
-from coresieve.lab import page
+from coresieve.errors import FileError
+from coresieve.lab import data, page
 from coresieve.lab.compare import Row, accuracy, cells, compare, summary
 from coresieve.methods import METHODS
 from coresieve.terminal import Progress, share, size_of
@@ -39,29 +39,14 @@ SAVED_METHOD, SAVED_SIZE = "corenet++", 0.1  # the network that is written to a 
 OUT = Path("out/demo")
 
 
-@dataclass(frozen=True)
-class Parts:
-    train: Tensor
-    train_labels: Tensor
-    calibration: Tensor
-    test: Tensor
-    test_labels: Tensor
-
-
-def digits() -> Parts:
+def digits() -> data.Parts:
     """Pixels scaled from 0..16 to 0..1; each part holds every digit in the same share."""
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ImportError as reason:
-        raise MissingExtraError(
-            "the demo without scikit-learn", "the digits that ship with it", "pip install coresieve[lab]"
-        ) from reason
-    bunch: Any = load_digits()
-    x, y = torch.tensor(bunch.data / 16, dtype=torch.float32), torch.tensor(bunch.target)
-    train, rest = train_test_split(range(len(y)), train_size=1000, stratify=y, random_state=0)
-    calibration, test = train_test_split(rest, train_size=297, stratify=y[rest], random_state=0)
-    return Parts(x[train], y[train], x[calibration], x[test], y[test])
+    raw = data.digits()
+    train, calibration, test = (
+        torch.from_numpy(raw[part] / 16).flatten(1) for part in ("train", "calibration", "test")
+    )
+    labels = torch.from_numpy(raw["train_labels"]), torch.from_numpy(raw["test_labels"])
+    return data.Parts(train, labels[0], calibration, test, labels[1])
 
 
 def network() -> nn.Module:
@@ -72,7 +57,7 @@ def network() -> nn.Module:
 
 
 def train(
-    parts: Parts, *, epochs: int = EPOCHS, seed: int = 0, tick: Callable[[], None] = lambda: None
+    parts: data.Parts, *, epochs: int = EPOCHS, seed: int = 0, tick: Callable[[], None] = lambda: None
 ) -> nn.Module:
     """Adam on the cross-entropy. torch's global random state is put back as it was."""
     with torch.random.fork_rng(devices=[]):
@@ -222,8 +207,7 @@ def _page(demo: Demo) -> str:
         ("test digits", f"{demo.tested}"),
     ]
     return page.render(
-        figures,
-        demo.summary,
+        [page.Section(figures, demo.summary)],
         title="One network, made smaller nine ways",
         lead=_lead(demo),
         facts=facts,

@@ -66,9 +66,26 @@ class Figure:
     reference: float | None = None
 
 
+@dataclass(frozen=True)
+class Section:
+    """Figures of the same entries, under a heading of their own where there are several sections."""
+
+    figures: Sequence[Figure]
+    entries: Sequence[Entry]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of words, above the figures."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
 def render(
-    figures: Sequence[Figure],
-    entries: Sequence[Entry],
+    sections: Sequence[Section],
     *,
     title: str,
     lead: str,
@@ -76,6 +93,7 @@ def render(
     notes: Sequence[str],
     command: str,
     versions: Sequence[tuple[str, str]],
+    grid: Grid | None = None,
 ) -> str:
     """The page as text."""
     require_jinja2()
@@ -88,7 +106,8 @@ def render(
         trim_blocks=True,
     )
     environment.filters["share"] = share
-    styles = palette([entry["method"] for entry in entries])
+    styles = palette([entry["method"] for section in sections for entry in section.entries])
+    parts = [(section, [drawn(f, section.entries, styles) for f in section.figures]) for section in sections]
     return environment.get_template("page.html.j2").render(
         title=title,
         lead=lead,
@@ -97,7 +116,9 @@ def render(
         command=command,
         versions=versions,
         styles=styles,
-        figures=[drawn(figure, entries, styles) for figure in figures],
+        parts=parts,
+        hover=[figure["hover"] for _, figures in parts for figure in figures],
+        grid=grid,
         frame={"w": WIDTH, "h": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
     )
 

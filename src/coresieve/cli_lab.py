@@ -209,8 +209,9 @@ def report(
         from coresieve.lab.results import Store, answers
 
         experiment = read(file)
-        rows, older = answers(experiment, Store(experiment, results).rows())
-        write(experiment, rows, older, file, out)
+        store = Store(experiment, results)
+        rows, older = answers(experiment, store.rows())
+        write(experiment, rows, older, store.environment(), file, out)
     if json:
         print_json({"results": len(rows), "older": older, "page": str(out)})
         return

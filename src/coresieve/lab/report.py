@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
-from importlib.metadata import version as installed
 from pathlib import Path
 
 from coresieve.errors import FileError
@@ -22,8 +20,10 @@ FIGURES = (
 )
 
 
-def write(experiment: Experiment, rows: Sequence[Row], older: int, file: Path, out: Path) -> None:
-    """The page of an experiment."""
+def write(
+    experiment: Experiment, rows: Sequence[Row], older: int, made: dict[str, str], file: Path, out: Path
+) -> None:
+    """The page of an experiment; `made` is the environment that made its results."""
     if not rows:
         raise FileError(
             f"no results of {experiment.name}", "some cells that were measured", f"coresieve lab run {file}"
@@ -45,7 +45,7 @@ def write(experiment: Experiment, rows: Sequence[Row], older: int, file: Path, o
         facts=facts,
         notes=_notes(older, len(rows)),
         command=f"coresieve lab run {file}\ncoresieve lab report {file}",
-        versions=versions(),
+        versions=list(made.items()),
         grid=_verdicts(rows) if {"corenet++", "uniform"} <= {row["method"] for row in rows} else None,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -71,11 +71,6 @@ def _notes(older: int, count: int) -> list[str]:
     return notes + [f"{older:,} of {count:,} results were made by an earlier version of a method."] * (
         older > 0
     )
-
-
-def versions() -> list[tuple[str, str]]:
-    names = ("coresieve", "torch", "numpy", "numba", "distributed")
-    return [*((name, installed(name)) for name in names), ("Python", platform.python_version())]
 
 
 def gathered(file: Path, retrained: Sequence[Path], results: Path) -> tuple[list[Row], list[Row], str]:

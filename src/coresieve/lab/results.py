@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ class Store:
     def __init__(self, experiment: Experiment, folder: Path = WHERE):
         self.folder = folder / experiment.name
         self.packed = folder / f"{experiment.name}.parquet"
+        self.environment_path = folder / f"{experiment.name}.environment.json"
 
     def path(self, cell_id: str) -> Path:
         return self.folder / f"{cell_id}.json"
@@ -58,6 +61,16 @@ class Store:
         except OSError as reason:
             hint = "--results with another folder"
             raise FileError(f"{path} ({reason.strerror})", "a folder that can be written", hint) from reason
+
+    def write_environment(self) -> None:
+        """What made the results, beside them: software, processor, threads. Nothing of whom or when."""
+        path = self.environment_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+
+    def environment(self) -> dict[str, str]:
+        """Of the last run; empty when there was none."""
+        return _read(self.environment_path) if self.environment_path.exists() else {}
 
     def rows(self) -> list[Row]:
         """All results, packed and loose."""
@@ -103,6 +116,24 @@ class Store:
             path.unlink()
         self.folder.rmdir()
         return len(self.ids())
+
+
+def environment() -> dict[str, str]:
+    """The software and the processor that measure now."""
+    names = ("coresieve", "torch", "numpy", "numba", "distributed")
+    return {name: installed(name) for name in names} | {
+        "Python": platform.python_version(),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or platform.machine()}, {os.cpu_count()} cores"
 
 
 def row(cell: Cell) -> Row:

@@ -101,6 +101,8 @@ class Run:
         self.progress.told(
             total=len(cells), done=len(cells) - len(self.todo), before=len(cells) - len(self.todo)
         )
+        if self.todo:
+            self.store.write_environment()
         self.client.subscribe_topic(TOPIC, self._event)
         try:
             weights = self._train([n for n in networks if any(c.network == n for c in self.todo.values())])

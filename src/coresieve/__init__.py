@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from coresieve.certificate import Certificate, Claim
     from coresieve.certification import certify, verify
     from coresieve.compression import Compressed, Ready, calibrate, compress, load
-    from coresieve.finetune import finetune
+    from coresieve.finetuning import finetune
     from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Uniform
     from coresieve.search import smallest
 
 _HOMES = {
     "coresieve.certificate": ("Certificate", "Claim"),
     "coresieve.certification": ("certify", "verify"),
-    "coresieve.finetune": ("finetune",),
+    "coresieve.finetuning": ("finetune",),
     "coresieve.search": ("smallest",),
     "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "load"),
     "coresieve.methods": ("L1", "L1L2", "L2", "SVD", "CoreNet", "Magnitude", "Uniform"),

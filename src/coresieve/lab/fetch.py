@@ -15,7 +15,7 @@ from coresieve.errors import FileError, MissingExtraError
 from coresieve.lab.data import folder, source
 
 Tick = Callable[[str, int, int | None], None]  # (file, bytes here, bytes in all)
-PIECE = 1 << 16
+PIECE = 1 << 13  # the last one is lost when a connection breaks
 TIMEOUT = 30  # seconds without a byte
 
 
@@ -46,6 +46,7 @@ def _file(url: str, md5: str, place: Path, tick: Tick) -> Path:
         _download(requests, url, part, lambda have, of: tick(name, have, of))
         Path(output_file).write_bytes(part.read_bytes())
 
+    pooch.get_logger().setLevel("ERROR")  # what happens is told by the bar and by errors
     try:
         place.mkdir(parents=True, exist_ok=True)
         found = Path(pooch.retrieve(url, f"md5:{md5}", name, place, downloader=resume))  # pyright: ignore[reportArgumentType]

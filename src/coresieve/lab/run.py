@@ -1,8 +1,9 @@
 """Run an experiment on dask.distributed: an embedded local cluster, or a scheduler that is there.
 
 The client, and nobody else, writes results. Workers get one task for each network and method, so that it is calibrated
-once, and send each result as soon as they have it; those that are stored are never computed again. When a worker dies,
-the task's cells that have no result yet run one by one: a cell that kills three workers is a failed result.
+once, and send each result as soon as they have it; what is stored is never computed again. When a worker dies, the cell
+that it was at is set aside, and the others of its task go on. In the end those set aside run one at a time: a cell that
+then kills three workers is a failed result.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import os
 import threading
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,8 +27,9 @@ from coresieve.lab.train import Network
 from coresieve.lab.worker import measure_all, trained_bytes
 
 TOPIC = "coresieve"
-STRIKES = 3  # workers that may die of one cell before it counts as failed
+STRIKES = 3  # workers that die of a cell that runs alone before it counts as failed
 NETWORKS = Path("out/networks")
+PATIENCE = "10s"  # with a scheduler that does not answer
 
 
 @dataclass
@@ -56,12 +58,18 @@ def cluster(scheduler: str | None, workers: int | None = None) -> Iterator[Any]:
     except ImportError as reason:
         raise MissingExtraError("lab run without dask.distributed", "what runs the cells",
                                 "pip install coresieve[lab]") from reason  # fmt: skip
-    quiet = {"distributed.scheduler.allowed-failures": 0, "distributed.logging.distributed": "critical"}
-    with config.set(quiet), warnings.catch_warnings():
+    settings = {
+        "distributed.scheduler.allowed-failures": 0,
+        "distributed.logging.distributed": "critical",
+        # dask's own value makes every large tensor a fresh mapping: a quarter of the time went into page faults
+        "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 30,
+        "distributed.nanny.pre-spawn-environ.MALLOC_MMAP_THRESHOLD_": 1 << 30,
+    }
+    with config.set(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if scheduler is not None:
             try:
-                client = Client(scheduler, timeout="10s")
+                client = Client(scheduler, timeout=PATIENCE)
             except (OSError, ValueError) as reason:
                 raise FileError(f"--scheduler {scheduler} ({reason})", "the address of a dask scheduler",
                                 "tcp://host:8786, or leave it out for a local cluster") from reason  # fmt: skip
@@ -88,7 +96,6 @@ class Run:
     networks: Path = NETWORKS
     progress: Progress = field(default_factory=Progress)
     todo: dict[str, Cell] = field(default_factory=dict)  # cells without a result, by id
-    strikes: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # results come in on dask's thread too
 
     def run(self) -> Progress:
@@ -152,54 +159,63 @@ class Run:
     # --- Measuring ------------------------------------------------------------------------------------------
 
     def _measure(self, weights: dict[str, bytes]) -> None:
-        choices = {choice.told: choice for choice in self.experiment.choices}
-        sent = {key: self.client.scatter(value, hash=False) for key, value in weights.items()}
         groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
         for cell in self.todo.values():
             groups[cell.group].append(cell)
-        alone: list[Cell] = []
-
-        def submit(cells: list[Cell], priority: int) -> Any:
-            choice, network = choices[cells[0].method], sent[cells[0].network.id]
-            return self.client.submit(_measuring, cells, choice, network, pure=False, priority=priority)
-
-        futures = {submit(cells, -i): cells for i, cells in enumerate(groups.values())}
-        while futures:
-            for future in _completed(dict(futures)):
-                cells = futures.pop(future)
+        suspects: list[Cell] = []
+        todo = list(groups.values())
+        while todo:
+            futures = self._submitted(todo, weights)
+            todo = []
+            for future in _completed(futures):
+                left = [cell for cell in futures[future] if cell.id in self.todo]
                 if future.status == "finished":
                     for cell_id, measured in future.result():
                         self._keep(cell_id, measured)
-                    continue
-                alone += self._after_failure(cells, future.exception())
-            futures = {submit([cell], 0): [cell] for cell in alone}
-            alone = []
+                elif future.status == "error" and left:
+                    suspects.append(left[0])  # cells run in order: this one was begun and not ended
+                    todo += [left[1:]] if left[1:] else []
+                elif left:  # cancelled: the weights it was to have were on a worker that died
+                    todo.append(left)
+        for cell in suspects:
+            self._alone(cell, weights)
 
-    def _after_failure(self, cells: list[Cell], reason: BaseException) -> list[Cell]:
-        """Which cells to try again, each by itself, after a task ended without its results."""
-        left = [cell for cell in cells if cell.id in self.todo]
-        if len(left) > 1:
-            return left
-        for cell in left:
-            self.strikes[cell.id] += 1
-            if self.strikes[cell.id] >= STRIKES:
-                told = (
-                    f"its worker died {STRIKES} times"
-                    if _killed(reason)
-                    else f"{type(reason).__name__}: {reason}"
-                )
-                self._keep(cell.id, _failure(told))
-        return [cell for cell in left if cell.id in self.todo]
+    def _submitted(self, groups: list[list[Cell]], weights: dict[str, bytes]) -> dict[Any, list[Cell]]:
+        """A task for each group, those first that come first; weights are sent once a network."""
+        choices = {choice.told: choice for choice in self.experiment.choices}
+        sent = {
+            i: self.client.scatter(weights[i], hash=False) for i in {cells[0].network.id for cells in groups}
+        }
+        return {
+            self.client.submit(
+                _measuring,
+                cells,
+                choices[cells[0].method],
+                sent[cells[0].network.id],
+                pure=False,
+                priority=-i,
+            ): cells
+            for i, cells in enumerate(groups)
+        }
+
+    def _alone(self, cell: Cell, weights: dict[str, bytes]) -> None:
+        """A cell whose worker died, with nothing else running, so that a death is its own."""
+        told = ""
+        for _ in range(STRIKES):
+            (future,) = self._submitted([[cell]], weights)
+            try:
+                self._keep(*future.result()[0])
+                return
+            except Exception as reason:
+                killed = type(reason).__name__ in ("KilledWorker", "FutureCancelledError")
+                told = f"its worker died {STRIKES} times" if killed else f"{type(reason).__name__}: {reason}"
+        self._keep(cell.id, _failure(told))
 
 
 def _completed(futures: Iterable[Any]) -> Iterator[Any]:
     from distributed import as_completed
 
     yield from as_completed(list(futures))
-
-
-def _killed(reason: BaseException) -> bool:
-    return type(reason).__name__ == "KilledWorker"
 
 
 def _failure(reason: str) -> Row:

@@ -83,8 +83,8 @@ def trained(network: Network, folder: Path, tick: Tick = lambda epoch, accuracy:
 
 
 def restored(network: Network, path: Path) -> nn.Sequential:
-    parts_shape = _shape(network.dataset)
-    model = build(widths(network.architecture, *parts_shape))
+    with torch.random.fork_rng(devices=[]):  # a skeleton's weights are drawn only to be overwritten
+        model = build(widths(network.architecture, *_shape(network.dataset)))
     try:
         load_model(model, path)
     except Exception as reason:  # the library raises its own errors, and torch's

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from coresieve.compression import Compressed, Ready, calibrate
 from coresieve.errors import CoresieveError, FileError
-from coresieve.finetune import finetune
+from coresieve.finetuning import finetune
 from coresieve.lab import data
 from coresieve.lab.compare import MEASURES, Row, judge, measure, outputs
 from coresieve.lab.experiment import Cell, Choice

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from coresieve.calibration import eval_mode, first_tensor, forward
 from coresieve.compression import Ready, calibrate
 from coresieve.errors import CoresieveError, ForwardError, SampleError
+from coresieve.lab.quick import quick
 from coresieve.methods import METHODS, resolve
 
 MEASURES = ("kept", "parameters", "l1_error", "error", "flips", "accuracy", "accuracy_drop", "seconds")
@@ -89,7 +90,7 @@ def measure(
         return {"failed": str(reason)}
     cost = {"seconds": time.perf_counter() - start, "kept": small.report.kept}
     cost["parameters"] = small.report.parameters_after
-    return cost | judge(before, outputs(small.model, heldout), labels)
+    return cost | judge(before, outputs(quick(small.model), heldout), labels)
 
 
 def judge(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Row:

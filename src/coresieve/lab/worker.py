@@ -25,7 +25,7 @@ from coresieve.lab.train import BATCH, LEARNING_RATE, Network, restored, train
 from coresieve.methods import Method
 
 Tell = Callable[[Row], None]
-BATCH_JUDGED = 2000  # test images at once: enough to be fast, small enough for a cache
+BATCH_JUDGED = 500  # test images at once: enough to be fast, small enough for a cache
 
 
 def trained_bytes(network: Network, tell: Tell) -> bytes:

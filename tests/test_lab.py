@@ -202,13 +202,13 @@ def test_a_run_fills_every_gap_once_and_the_next_only_gaps(client, written):
 
 def test_workers_that_are_killed_lose_nothing(written, tmp_path):
     """SIGKILL, twice in mid-run; the numbers are those of a run without."""
-    many = TOML.replace("trials = 2", "trials = 40")
+    many = TOML.replace("trials = 2", "trials = 15")
     written.write_text(many)
     with cluster(None, workers=2) as client:
         killed = []
 
         def watch(state: Progress) -> None:
-            if state.done in (15, 150) and len(killed) < 2 and state.done not in killed:
+            if state.done in (10, 60) and len(killed) < 2 and state.done not in killed:
                 killed.append(state.done)
                 os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
 
@@ -216,7 +216,7 @@ def test_workers_that_are_killed_lose_nothing(written, tmp_path):
         found, store = run(client, written, state)
     rows = store.rows()
     assert len(killed) == 2
-    assert len(rows) == len(list(found.cells())) == 2 * (2 * 40 + 2 + 2 * 40)
+    assert len(rows) == len(list(found.cells())) == 2 * (2 * 15 + 2 + 2 * 15)
     assert all(row["failed"] is None for row in rows)
 
 
@@ -385,7 +385,8 @@ def test_failed_cells_count_for_nothing_but_stay():
 
 
 def test_figures_hold_every_panel_and_line(tmp_path):
-    written = figures.draw(sweep(), "made-up", tmp_path)
+    rows = [row for row in sweep() if (row["dataset"], row["architecture"]) != ("cifar10", "2x300")]
+    written = figures.draw(rows, "made-up", tmp_path)
     assert sorted(path.name for path in written) == sorted(
         f"made-up-{family}.{ending}"
         for family in ("accuracy-drop", "l1-error", "error")
@@ -395,11 +396,16 @@ def test_figures_hold_every_panel_and_line(tmp_path):
     for told in ("MNIST, 2x300", "CIFAR-10, 5x500", "corenet++", "l1l2", "parameters kept"):
         assert told in text
     assert (tmp_path / "made-up-error.png").read_bytes()[:4] == b"\x89PNG"
-    before = text
-    figures.draw(sweep(), "made-up", tmp_path)
-    assert (tmp_path / "made-up-l1-error.svg").read_text() == before  # the same results, the same bytes
     with pytest.raises(FileError, match="no results"):
         figures.draw([], "none", tmp_path)
+
+
+def test_the_same_results_give_the_same_picture(tmp_path):
+    rows = [row for row in sweep() if row["dataset"] == "mnist"]
+    for name in ("one", "two"):
+        figures.draw(rows, "made-up", tmp_path / name)
+    one, two = (sorted((tmp_path / name).iterdir()) for name in ("one", "two"))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
 def test_points_are_means_and_deviations():

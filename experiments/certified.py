@@ -42,9 +42,9 @@ def stored() -> dict[tuple, dict]:
     return {(row["dataset"], row["architecture"], row["method"], row["goal"]): row for row in rows}
 
 
-def run() -> None:
+def run(datasets: list[str]) -> None:
     done = stored()
-    for dataset in SETS:
+    for dataset in datasets:
         parts = data.load(dataset, train=False)
         for architecture in ARCHITECTURES:
             todo = [(m, g) for m in METHODS for g in GOALS if (dataset, architecture, m, g) not in done]
@@ -121,8 +121,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--table", action="store_true")
-    if not parser.parse_args().table:
+    parser.add_argument("--table", action="store_true", help="compute nothing")
+    parser.add_argument("--dataset", choices=list(SETS), help="only the cells of this one")
+    options = parser.parse_args()
+    if not options.table:
         torch.set_num_threads(1)
-        run()
+        run([options.dataset] if options.dataset else list(SETS))
     write()

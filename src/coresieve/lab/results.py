@@ -165,7 +165,7 @@ def place(line: Row) -> tuple:
 
 
 def answers(experiment: Experiment, rows: Iterable[Row]) -> tuple[list[Row], int]:
-    """The result at each place of the experiment that has one, and how many are by another version of the code."""
+    """The result at each place of the experiment that has one, in its order; how many another version made."""
     current = {choice.told: version(choice.method()) for choice in experiment.choices}
     found: dict[tuple, Row] = {}
     for line in rows:
@@ -180,7 +180,13 @@ def answers(experiment: Experiment, rows: Iterable[Row]) -> tuple[list[Row], int
         if wanted and (place(line) not in found or line["version"] == current[line["method"]]):
             found[place(line)] = line
     older = sum(line["version"] != current[line["method"]] for line in found.values())
-    return list(found.values()), older
+    axes = [experiment.datasets, experiment.architectures, list(range(experiment.networks)), list(current)]
+    ranks = [{value: position for position, value in enumerate(axis)} for axis in axes]
+
+    def order(where: tuple) -> tuple:
+        return *(rank[value] for rank, value in zip(ranks, where, strict=False)), -where[4], where[5]
+
+    return [found[where] for where in sorted(found, key=order)], older
 
 
 def _duckdb() -> Any:

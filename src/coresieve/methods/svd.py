@@ -1,7 +1,8 @@
 """Truncated SVD: each matrix as two thin ones, W ~ U (Sigma V^T), the bias a column of W (the paper's baseline).
 
-A rank costs rows + edges parameters, so the size lands on a whole number of ranks: the most that fit. What a layer
-cannot use goes to the layers where one more rank removes most of the relative error a parameter.
+One rank r serves all layers, as in the paper; a layer with fewer parameters than its factors stays exact, which is what
+becomes of the output layer. A rank costs rows + edges parameters, so the size lands on a whole number of ranks. What is
+left over goes to the layers where one more rank removes most of the relative error a parameter.
 
 >>> str(SVD())
 'svd'
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coresieve.layers.low_rank import LowRank
-from coresieve.methods.method import Job, Method, Work, split_evenly
+from coresieve.methods.method import Job, Method, Work
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,13 @@ class SVD(Method):
     random: ClassVar[bool] = False
 
     def compress(self, job: Job) -> None:
-        assert job.budget.keep is not None
-        shares = split_evenly(job.works, job.budget.keep)
         left = job.target()
         factors = {
             work.layer.name: torch.linalg.svd(work.layer.read(slice(None)), full_matrices=False)
             for work in job.works
         }
-        ranks = {}
-        for work, share in zip(job.works, shares, strict=True):
-            ranks[work.layer.name] = min(share // cost(work), most(work))
-            if share >= work.line.before:
-                ranks[work.layer.name] = None  # exact: as many numbers as the matrix itself
-            left -= size(work, ranks[work.layer.name])
+        ranks = one_rank(job.works, left)
+        left -= sum(size(work, ranks[work.layer.name]) for work in job.works)
         top_up(
             job.works,
             ranks,
@@ -62,6 +57,22 @@ def most(work: Work) -> int:
 
 def size(work: Work, rank: int | None) -> int:
     return work.line.before if rank is None else rank * cost(work)
+
+
+def one_rank(works: list[Work], target: int) -> dict[str, int | None]:
+    """The largest r that all layers can have together; a layer that is no larger than its factors stays exact."""
+
+    def ranks(r: int) -> dict[str, int | None]:
+        return {w.layer.name: None if r * cost(w) >= w.line.before else min(r, most(w)) for w in works}
+
+    def fits(r: int) -> bool:
+        return sum(size(work, ranks(r)[work.layer.name]) for work in works) <= target
+
+    low, high = 0, 1 + max(min(work.layer.shape) for work in works)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return ranks(high if fits(high) else low)
 
 
 def top_up(works: list[Work], ranks: dict[str, int | None], energy: dict[str, np.ndarray], left: int) -> None:

@@ -40,10 +40,11 @@ def quick(model: nn.Module) -> nn.Module:
     """The same network, to be run and not to be kept."""
     if type(model) is not nn.Sequential:
         return model
-    return nn.Sequential(*(Sparse(layer) if _is_sparse(layer) else layer for layer in model))
+    return nn.Sequential(*map(_quicker, model))
 
 
-def _is_sparse(layer: nn.Module) -> bool:
+def _quicker(layer: nn.Module) -> nn.Module:
     if type(layer) is not nn.Linear or not layer.weight.numel():
-        return False
-    return int(torch.count_nonzero(layer.weight)) < DENSITY * layer.weight.numel()
+        return layer
+    kept = int(torch.count_nonzero(layer.weight))
+    return Sparse(layer) if kept < DENSITY * layer.weight.numel() else layer

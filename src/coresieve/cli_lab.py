@@ -221,13 +221,15 @@ def report(
 
 @lab_app.command
 def claims(
-    file: File, /, *, retrained: list[Path] | None = None, results: Results = RESULTS,
+    file: File, /, *, also: list[Path] | None = None, retrained: list[Path] | None = None, results: Results = RESULTS,
     out: Path = Path("docs/reproduction.md"), json: Json = False,
 ) -> None:  # fmt: skip
     """Hold the paper's claims against stored results, and write the verdicts down.
 
     Parameters
     ----------
+    also
+        Further experiments whose sizes count; may be repeated [default: amplified*.toml beside FILE].
     retrained
         Experiments with retraining; may be repeated [default: retrained-*.toml beside FILE].
     """
@@ -238,9 +240,10 @@ def claims(
         from coresieve.lab import report as lab
         from coresieve.lab.claims import verdicts
 
-        found = retrained or sorted(file.parent.glob("retrained-*.toml"))
-        sweep, after, command = lab.gathered(file, found, results)
-        judged = verdicts(sweep, after)
+        also = also or sorted(file.parent.glob("amplified*.toml"))
+        retrained = retrained or sorted(file.parent.glob("retrained-*.toml"))
+        sweep, more, after, command = lab.gathered(file, also, retrained, results)
+        judged = verdicts([*sweep, *more], after)
         lab.write_claims(judged, sweep, command, file.stem, out)
     if json:
         print_json([asdict(verdict) for verdict in judged])

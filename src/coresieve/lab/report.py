@@ -73,15 +73,18 @@ def _notes(older: int, count: int) -> list[str]:
     )
 
 
-def gathered(file: Path, retrained: Sequence[Path], results: Path) -> tuple[list[Row], list[Row], str]:
-    """The rows of a sweep and of experiments with retraining, and the commands that remake them."""
-    commands, rows = [], []
-    for path in (file, *retrained):
-        experiment = read(path)
-        rows.append(answers(experiment, Store(experiment, results).rows())[0])
-        commands.append(f"coresieve lab run {path}")
+def gathered(
+    file: Path, also: Sequence[Path], retrained: Sequence[Path], results: Path
+) -> tuple[list[Row], list[Row], list[Row], str]:
+    """The rows of a sweep, of further ones and of those with retraining; and the commands that remake them."""
+
+    def rows(paths: Sequence[Path]) -> list[Row]:
+        read_in = [read(path) for path in paths]
+        return [row for found in read_in for row in answers(found, Store(found, results).rows())[0]]
+
+    commands = [f"coresieve lab run {path}" for path in (file, *also, *retrained)]
     commands += [f"coresieve lab figures {file}", f"coresieve lab claims {file}"]
-    return rows[0], [row for part in rows[1:] for row in part], "\n".join(commands)
+    return rows([file]), rows(also), rows(retrained), "\n".join(commands)
 
 
 def write_claims(

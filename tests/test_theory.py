@@ -286,6 +286,30 @@ def test_a_point_with_z_zero_leaves_no_room_for_error():
     assert theory.layer_epsilons(0.5, [1e200, 1e200])[0] == 0.0  # a product no float can hold reads the same
 
 
+@given(S=sums, K=Ks, eta=widths, delta=units, m=st.integers(1, 10**9), signed=st.booleans())
+def test_the_eps_of_the_draws_is_the_one_at_which_bernstein_fails_with_its_share(S, K, eta, delta, m, signed):
+    eps_l = theory.eps_of_draws(S / m, K, eta, delta, signed=signed)
+    if eps_l < 1:
+        share = delta / ((8 if signed else 4) * eta)
+        assert theory.draws_failure(eps_l, m, S, K) == pytest.approx(share)
+
+
+@given(
+    S=sums, K=Ks, eps=units, eta=widths, delta=units, hats=st.lists(st.floats(1, 50), min_size=1, max_size=5)
+)
+def test_the_eps_of_the_draws_an_eps_asks_for(S, K, eps, eta, delta, hats):
+    """Never more than was asked for, and less only by rounding m up."""
+    epsilons = theory.layer_epsilons(eps, hats)
+    m = [theory.draws(S, K, e, eta, delta) for e in epsilons]
+    back = theory.eps_of_layers([theory.eps_of_draws(S / k, K, eta, delta) for k in m], hats)
+    assert math.sqrt(1 - 1 / min(m)) * eps * (1 - 1e-9) <= back <= eps * (1 + 1e-9)
+    # layers that were left exact do not count, the worst of the others does
+    assert theory.eps_of_layers([0.0] * len(hats), hats) == 0
+    assert theory.eps_of_layers([*[0.0] * (len(hats) - 1), 0.3], hats) == pytest.approx(
+        0.6 * len(hats) * hats[-1]
+    )
+
+
 # --- Monotone -----------------------------------------------------------------------------------------------
 
 
@@ -364,6 +388,10 @@ def test_integral_of_the_expected_error_lemma(a):
     integral = float(np.sum((tail[1:] + tail[:-1]) / 2 * np.diff(t)))
     assert integral <= 2 * 7 / math.sqrt(a)
     assert 2 * 7 / math.sqrt(8) <= 5  # how 14 becomes the lemma's 5
+    assert 3.7 <= integral * math.sqrt(a) <= 4.35  # and 4.35 would become 1.6: a >= 8 log 8 always
+    assert 4.35 / math.sqrt(8) <= 1.6
+    # with which Markov's step in layer 2, four times 1.6 / sqrt(log) over 2, would hold at a delta/eta of use
+    assert 4 * 1.6 / 2 / math.sqrt(math.log(8 / 2e-5)) <= 9 / 10
 
 
 def test_bad_draw_is_markov():
@@ -459,7 +487,7 @@ def test_the_page_names_every_function_and_only_tests_that_exist():
         name for name, f in inspect.getmembers(theory, inspect.isfunction) if f.__module__ == theory.__name__
     ]
     assert [name for name in public if not name.startswith("_") and f"`{name}`" not in table] == []
-    tests = "".join((HERE / name).read_text() for name in ("test_theory.py", "test_reference.py"))
-    named = set(re.findall(r"test_\w{4,}(?!\.py)\b", page)) - {"test_theory", "test_reference"}
+    tests = "".join(path.read_text() for path in HERE.rglob("test_*.py"))
+    named = set(re.findall(r"test_\w{4,}(?!\.py)\b", page)) - {path.stem for path in HERE.rglob("test_*.py")}
     assert {name for name in named if f"def {name}(" not in tests} == set()
     assert len(named) > 30

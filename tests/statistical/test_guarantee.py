@@ -66,6 +66,18 @@ def most(runs: int, delta: float) -> int:
     return int(stats.binom.isf(ALARM, runs, delta))
 
 
+def test_a_priori_gives_back_the_eps_that_was_asked_for():
+    """The draws that eps=0.9 asks for are worth 0.9 by the theorem, whatever budget made them; fewer are worth less."""
+    model = positive_network(12_000, 1)
+    ready = cs.calibrate(model, points(400, 12_000, 0, 0.1), method="corenet", delta=0.5)
+    report = ready.compress(eps=0.9).report
+    assert 0.899 < report.a_priori <= 0.9
+    fewer = ready.compress(keep=0.1).report
+    assert fewer.a_priori > 0.9
+    m = fewer.layers[0].draws
+    assert fewer.a_priori == pytest.approx(report.a_priori * (report.layers[0].draws / m) ** 0.5, rel=1e-3)
+
+
 @pytest.mark.parametrize("method", ["corenet", "corenet+"])
 def test_one_neuron_with_the_papers_own_constants(method):
     runs, delta = 40, 0.5

@@ -184,8 +184,11 @@ def _points_wanted(
         return points_needed(layers, delta), 0
     eta, _, _ = widths(layers)
     tau = method.trials(eta, delta, in_theory=True)
-    S = points_needed(layers, theory.amplification_delta(delta, given or 1, tau))
-    return S, theory.amplification_points(eta, delta, tau)
+    T = theory.amplification_points(eta, delta, tau)
+    S, before = 2, 0
+    while before != S:  # |P| is in |S|; of a stream that cannot say its size P is what will be read, S and T
+        S, before = points_needed(layers, theory.amplification_delta(delta, given or S + T, tau)), S
+    return S, T
 
 
 def check_seed(seed: int) -> int:

@@ -74,8 +74,10 @@ class Report:
         """The error that the paper's theorem bounds at the size reached, known before any input is tried."""
         if self.a_priori is None:
             return f"none ({self.a_priori_missing or 'the theorem does not speak of this method'})."
-        if self.a_priori == 0:
+        if self.a_priori == 0 and self.parameters_after == self.parameters_before:
             return "eps = 0 (every row is exact)."
+        if self.a_priori == 0:
+            return "eps = 0, by the paper's theorem: what left was silent on all of the sample."
         if self.a_priori < 1:
             return f"eps = {self.a_priori:.3g}, by the paper's theorem at this size."
         return (

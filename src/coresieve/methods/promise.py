@@ -79,6 +79,8 @@ class Promise:
                 f"the sensitivities and Delta need a sample of {self.points_needed} points "
                 f"and had {self.observed.points}"
             )
+        if any(seen.statistics.points != self.observed.points for seen in self.observed.seen):
+            missing.append("an input has several positions here, and the theorem speaks of one at a time")
         return missing
 
     def sentence(self) -> str:
@@ -87,10 +89,20 @@ class Promise:
             return f"Nothing is promised: {'; '.join(missing)}."
         return (
             "Proved, for a fresh input and this draw together: with probability at least "
-            f"{1 - self.budget.delta:g} every output is within a factor 1 ± {self.budget.eps:g} of the original's. "
+            f"{_one_minus(self.budget.delta)} every output is within a factor 1 ± {self.budget.eps:.10g} of the "
+            "original's. "
             "Assumed: the sample is independent of the weights (not the training set), and the paper's "
             f"assumptions 1 and 2 hold with K = {self.K:.3g}."
         )
+
+
+def _one_minus(delta: float) -> str:
+    """1 - delta in digits that never round it up.
+
+    >>> _one_minus(0.05), _one_minus(1e-9)
+    ('0.95', '1 - 1e-09')
+    """
+    return f"{1 - delta:.10g}" if delta >= 1e-6 else f"1 - {delta:g}"
 
 
 def delta_hats(seen: Sequence[Seen], eta: int, eta_star: int, delta: float) -> dict[str, float]:

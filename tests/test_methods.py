@@ -218,6 +218,33 @@ def test_keep_lands_there_too_when_all_edges_are_about_as_important(method, keep
     assert_lands_on(keep * 103_630, hundred_thousand(method, "even").compress(keep=keep, seed=1).report)
 
 
+@functools.cache
+def skewed(rows: int, edges: int, heavy: float) -> cs.Ready:
+    """Rows whose first edge takes nearly all draws: as many draws as edges bring few of the others."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(edges, rows, bias=False))
+    model[0].weight.data = 0.5 + torch.rand(rows, edges, generator=generator)
+    model[0].weight.data[:, 0] *= heavy
+    x = 1 + 0.1 * torch.rand(50, edges, generator=generator)
+    return cs.calibrate(model, x, method="corenet", points=50)
+
+
+@pytest.mark.parametrize(("rows", "edges", "heavy", "keep"), [(4, 2000, 18e3, 0.2), (40, 500, 15e3, 0.05)])
+def test_a_row_that_turns_exact_does_not_burst_the_budget(rows, edges, heavy, keep):
+    """There a row jumps from a tenth of its edges to all of them, which are more than all that may stay."""
+    for seed in range(10):
+        report = skewed(rows, edges, heavy).compress(keep=keep, seed=seed).report
+        assert report.parameters_after <= 1.01 * keep * report.parameters_before
+
+
+def test_the_last_block_stays_four_deviations_away_where_few_edges_take_most_draws():
+    """Of m draws nine in ten fall on one edge, so the number of others varies nearly as much as a Poisson number."""
+    ready = skewed(1, 2000, 18e3)
+    sizes = np.array([ready.compress(keep=0.05, seed=seed).report.parameters_after for seed in range(60)])
+    assert sizes.mean() + 3 * sizes.std() <= 100
+    assert sizes.mean() > 60
+
+
 @pytest.mark.parametrize("keep", [0.02, 0.1, 0.3, 0.5, 0.8, 0.95])
 def test_svd_takes_the_largest_ranks_that_fit(keep):
     small = hundred_thousand("svd").compress(keep=keep)

@@ -9,6 +9,7 @@ blocks before it m is fixed, so every row stays unbiased.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,19 +25,35 @@ LAST_BLOCK = 0.004  # of the budget: from here on rows are drawn so that they ca
 Count = Callable[[float, np.ndarray], float]  # (c, rows) -> how many edges of these rows are expected to stay
 
 
+class Forecast(NamedTuple):
+    """How many edges of some rows stay at a scale c: its mean and its standard deviation.
+
+    D, the number of distinct edges among m draws, has Var(D) close to sum of e_j (1 - e_j), less m (sum of q_j e_j)^2,
+    with e_j = (1 - q_j)^m: at most 0.16 of the mean where edges are about even, and all of it where one edge takes
+    nearly all draws and each other draw brings a new one.
+    """
+
+    mean: Count
+    deviation: Count
+
+    def __call__(self, c: float, rows: np.ndarray) -> float:
+        return self.mean(c, rows)
+
+
 class BySign:
     """Each row's positive and negative edges are a part each: CoreNet, and uniform sampling in its place."""
 
     def __init__(self, parts: Parts):
         self.parts = parts
 
-    def expected(self, some: np.ndarray, s: Tensor, w: Tensor) -> Count:
+    def expected(self, some: np.ndarray, s: Tensor, w: Tensor) -> Forecast:
         """The sum of 1 - (1 - q_j)^m over a part's edges: exact for some rows, at as many a draw for the others."""
         S, n = self.parts.S[some].ravel(), self.parts.n[some].ravel()
         row, column = torch.nonzero((s > 0) & (w != 0), as_tuple=True)
         part = (2 * row + (w[row, column] < 0)).cpu().numpy()
+        q = np.minimum(1.0, s[row, column].cpu().numpy() / S[part])
         with np.errstate(divide="ignore"):
-            log_miss = np.log1p(-np.minimum(1.0, s[row, column].cpu().numpy() / S[part])).astype(np.float32)
+            log_miss = np.log1p(-q).astype(np.float32)
 
         def distinct_a_draw(c: float) -> float:
             m = draws(c, S)
@@ -44,13 +61,25 @@ class BySign:
             missed = np.exp(m.astype(np.float32)[part] * log_miss)[drawn[part]]
             return (len(missed) - float(missed.sum())) / max(1.0, m[drawn].sum())
 
+        def variance_a_draw(c: float) -> float:
+            m = draws(c, S)
+            drawn = m < n
+            missed = np.exp(m[part] * log_miss) * drawn[part]
+            alone = float((missed * (1 - missed)).sum())
+            together = m * np.bincount(part, q * missed, len(S)) ** 2
+            return max(0.0, alone - float(together[drawn].sum())) / max(1.0, m[drawn].sum())
+
         def count(c: float, rows: np.ndarray) -> float:
             S, n = self.parts.S[rows], self.parts.n[rows]
             m = draws(c, S)
             exact = m >= n
             return float(n[exact & (S > 0)].sum() + distinct_a_draw(c) * m[~exact].sum())
 
-        return count
+        def deviation(c: float, rows: np.ndarray) -> float:
+            m = draws(c, self.parts.S[rows])
+            return float(np.sqrt(variance_a_draw(c) * m[m < self.parts.n[rows]].sum()))
+
+        return Forecast(count, deviation)
 
     def at_most(self, c: float, rows: np.ndarray) -> float:
         """More edges than this cannot stay."""
@@ -89,10 +118,22 @@ class Pooled:
     def __init__(self, parts: Parts):
         self.parts = parts
 
-    def expected(self, some: np.ndarray, s: Tensor, w: Tensor) -> Count:
+    def expected(self, some: np.ndarray, s: Tensor, w: Tensor) -> Forecast:
         p, n = s[s > 0].double().cpu().numpy(), self.parts.n.sum(axis=1)
         among = max(1, int(n[some].sum()))
-        return lambda c, rows: float(len(p) - np.exp(-c * p).sum()) * n[rows].sum() / among
+
+        def count(c: float, rows: np.ndarray) -> float:
+            return float(len(p) - np.exp(-c * p).sum()) * n[rows].sum() / among
+
+        def deviation(c: float, rows: np.ndarray) -> float:
+            missed = np.exp(-c * p)
+            alone, together = (
+                (missed * (1 - missed)).sum(),
+                c * (p * missed).sum() ** 2 / max(p.sum(), 1e-300),
+            )
+            return float(np.sqrt(max(0.0, alone - together) * n[rows].sum() / among))
+
+        return Forecast(count, deviation)
 
     def at_most(self, c: float, rows: np.ndarray) -> float:
         return float(np.floor(c * self.parts.S[rows].sum()))
@@ -125,7 +166,7 @@ def order(parting: Parting, work: Work, job: Job) -> np.ndarray:
     return job.rng(2, work.index).permutation(len(parting.parts.S))
 
 
-def forecast(work: Work, parting: Parting, importance: Importance, rows: np.ndarray) -> Count:
+def forecast(work: Work, parting: Parting, importance: Importance, rows: np.ndarray) -> Forecast:
     """(c, rows) -> the edges expected to stay, told from the last few of the rows, which are in random order."""
     some = rows[-max(1, EDGES_TO_SOLVE_ON // work.layer.shape[1]) :]
     index = torch.from_numpy(some)
@@ -162,18 +203,23 @@ def to_size(
 
 
 def _scales(
-    parting: Parting, expected: Count, rest: np.ndarray, block: int, left: int, last: bool, guess: float
+    parting: Parting, expected: Forecast, rest: np.ndarray, block: int, left: int, last: bool, guess: float
 ) -> np.ndarray:
     """A scale for each row of the block, at which the rows that remain are expected to fill what is left."""
     if last:
-        # 4 sigma away from too much, as Var(distinct) <= left / 4; or so few draws that it cannot be too much
+        # 4 sigma away from too much (Var(distinct) <= left / 4, mostly); or so few draws that it cannot be too much
         careful = solve(lambda c: expected(c, rest), left - 2 * np.sqrt(left), guess)
+        if 4 * expected.deviation(careful, rest) > 2 * np.sqrt(left):
+            careful = solve(lambda c: expected(c, rest) + 4 * expected.deviation(c, rest), left, guess)
         return np.full(block, max(careful, solve(lambda c: parting.at_most(c, rest), left, guess)))
     low, high = between(lambda c: expected(c, rest), left, guess)
     least, most = expected(low, rest), expected(high, rest)
     # where many rows turn exact at the same c the count jumps: then a share of them does
     part = min(1.0, max(0.0, (left - least) / (most - least))) if most > least else 0.0
-    return np.where(np.arange(block) < round(part * block), high, low)
+    turned, room = round(part * block), left * (1 + LAST_BLOCK)
+    while turned and expected(high, rest[:turned]) + expected(low, rest[turned:]) > room:
+        turned -= 1 + turned // 20  # a single row may jump by more than all that is left
+    return np.where(np.arange(block) < turned, high, low)
 
 
 def solve(count: Callable[[float], float], target: float, guess: float = 1.0) -> float:

@@ -4,8 +4,8 @@
     python experiments/certified.py --table    only write the table, from the stored results
 
 MNIST and Fashion-MNIST, a 784-300-100-10 and a 784-1000-1000-10 network, every method: `cs.smallest` with at most
-0.5, 1 and 2 % flips at 95 %. 5,000 images that trained nothing choose sizes and compress; 5,000 test images certify; the other
-5,000 test images only look afterwards whether what was certified is true. One line of results/certified.jsonl a cell;
+0.5, 1 and 2 % flips at 95 %. 5,000 images that trained nothing choose sizes and compress; 5,000 test images certify;
+the other 5,000 only look afterwards whether what was certified is true. One line of results/certified.jsonl a cell;
 running again fills the gaps.
 """
 

@@ -242,9 +242,9 @@ def claims(
 
         also = also or sorted(file.parent.glob("amplified*.toml"))
         retrained = retrained or sorted(file.parent.glob("retrained-*.toml"))
-        sweep, more, after, command = lab.gathered(file, also, retrained, results)
+        sweep, more, after, older, command = lab.gathered(file, also, retrained, results)
         judged = verdicts([*sweep, *more], after)
-        lab.write_claims(judged, sweep, command, file.stem, out)
+        lab.write_claims(judged, sweep, older, command, file.stem, out)
     if json:
         print_json([asdict(verdict) for verdict in judged])
         return

@@ -75,20 +75,26 @@ def _notes(older: int, count: int) -> list[str]:
 
 def gathered(
     file: Path, also: Sequence[Path], retrained: Sequence[Path], results: Path
-) -> tuple[list[Row], list[Row], list[Row], str]:
-    """The rows of a sweep, of further ones and of those with retraining; and the commands that remake them."""
+) -> tuple[list[Row], list[Row], list[Row], int, str]:
+    """The rows of a sweep, of further ones and of those with retraining; how many are older than their method; and
+    the commands that remake them."""
+    old = 0
 
     def rows(paths: Sequence[Path]) -> list[Row]:
-        read_in = [read(path) for path in paths]
-        return [row for found in read_in for row in answers(found, Store(found, results).rows())[0]]
+        nonlocal old
+        every: list[Row] = []
+        for experiment in map(read, paths):
+            found, older = answers(experiment, Store(experiment, results).rows())
+            every, old = every + found, old + older
+        return every
 
     commands = [f"coresieve lab run {path}" for path in (file, *also, *retrained)]
     commands += [f"coresieve lab figures {file}", f"coresieve lab claims {file}"]
-    return rows([file]), rows(also), rows(retrained), "\n".join(commands)
+    return rows([file]), rows(also), rows(retrained), old, "\n".join(commands)
 
 
 def write_claims(
-    judged: Sequence[claims.Verdict], sweep: Sequence[Row], command: str, name: str, out: Path
+    judged: Sequence[claims.Verdict], sweep: Sequence[Row], older: int, command: str, name: str, out: Path
 ) -> None:
     """docs/reproduction.md."""
     measured = [row for row in sweep if row["failed"] is None]
@@ -102,6 +108,7 @@ def write_claims(
         "training images, which trained nothing, calibrated. The paper gives no number for \"without significant "
         f"loss\": here it is {100 * claims.SIGNIFICANT:g} point of accuracy on average. Nothing was retrained unless "
         "the line says so.",
+        *([f"{older:,} of the networks were made by an earlier version of their method."] if older else []),
         "",
         *claims.table(judged),
         "",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import subprocess
+import sys
 import threading
 import warnings
 from collections import OrderedDict, deque, namedtuple
@@ -182,6 +184,7 @@ BAD_BUDGETS = {
     "keep a list": ({"keep": [0.1]}, BudgetError, "keep=[0.1]"),
     "keep two numbers": ({"keep": torch.tensor([0.1, 0.2])}, BudgetError, "keep="),
     "keep complex": ({"keep": 1j}, BudgetError, "keep=1j"),
+    "keep NumPy's complex": ({"keep": np.complex64(0.5)}, BudgetError, "keep=np.complex64"),
     "keep beyond float": ({"keep": 10**400}, BudgetError, "(0, 1]"),
     "keep a torch nan": ({"keep": torch.tensor(NAN)}, BudgetError, "nan"),
     "eps 0": ({"eps": 0}, BudgetError, "eps=0"),
@@ -532,11 +535,16 @@ BAD_SAMPLES: dict[str, tuple[Callable[[], Any], str]] = {
     "dicts of objects": (lambda: [{"input": A.astype(object)}], "object"),
     "a sparse tensor": (lambda: X.to_sparse(), "sparse"),
     "a tensor without data": (lambda: X.to("meta"), "meta"),
+    "a quantized tensor": (lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "quantized"),
+    "a nested tensor": (lambda: torch.nested.nested_tensor([X[0], X[1, :3]]), "nested"),
+    "batches of nested tensors": (lambda: [torch.nested.nested_tensor([X[0], X[1]])], "nested"),
+    "a masked array": (lambda: np.ma.masked_array(A, mask=A > 0.9), "masked"),
 }
 
 
 @pytest.mark.parametrize(("sample", "word"), BAD_SAMPLES.values(), ids=BAD_SAMPLES)
 @pytest.mark.parametrize("method", ["corenet", "corenet++"])
+@pytest.mark.filterwarnings("ignore:.*quantized", "ignore:The PyTorch API of nested")
 def test_a_bad_sample_is_refused(sample, word, method):
     model = net().train()
     with untouched(model), refused(SampleError, word):
@@ -686,6 +694,13 @@ LOADERS: dict[str, tuple[Callable[[], Any], int]] = {
     "lists": (lambda: [[X[:30], 0], [X[30:], 1]], 60),
     "named tuples": (lambda: [Pair(X, None)], 60),
     "dicts": (lambda: [{"input": X[:30]}, {"input": X[30:]}], 60),
+    "a collate that makes more of them": (
+        lambda: DataLoader(
+            DATA, batch_size=7, collate_fn=lambda b: torch.stack([x for x, _ in b]).repeat(3, 1)
+        ),
+        60,  # as many as the loader counts; which of them are new it cannot say
+    ),
+    "a mask that hides nothing": (lambda: np.ma.masked_array(A, mask=False), 60),
     "an empty batch among others": (lambda: [X[:0], X[:30], X[:0], X[30:]], 60),
     "batches of many dtypes": (lambda: [X[:20], X[20:40].double(), X[40:].half()], 60),
 }
@@ -1170,6 +1185,68 @@ def test_what_a_forward_changes_is_put_back(make):
         compress(model)
 
 
+def rebinds(model, x):
+    model.count = model.count + 1
+    return model.n(x)
+
+
+def grows(model, x):
+    model.count = torch.cat([model.count.view(-1), x.new_ones(1)])
+    return model.n(x)
+
+
+def resizes(model, x):
+    model.count.resize_(5).fill_(1)
+    return model.n(x)
+
+
+def registers(model, x):
+    model.register_buffer("last", x.mean(), persistent=False)
+    return model.n(x)
+
+
+def forgets(model, x):
+    model.count = None
+    return model.n(x)
+
+
+@pytest.mark.parametrize(
+    "does", [rebinds, grows, resizes, registers, forgets], ids=lambda does: does.__name__
+)
+def test_buffers_that_a_forward_replaces_are_put_back(does):
+    model = Does(does, count=nn.Buffer(torch.zeros(())))
+    count = model.count
+    with untouched(model):
+        compress(model)
+        if does is not resizes:  # its memory was read by NumPy meanwhile, so it cannot
+            cs.certify(model, net(), X)
+    assert model.count is count
+    assert dict(model.named_buffers()).keys() == {"count"}
+    assert not model._non_persistent_buffers_set
+
+
+def test_an_embedding_that_shortens_its_rows_is_put_back():
+    model = Does(lambda m, i: m.n(m.e(i)), e=nn.Embedding(10, 6, max_norm=0.1))
+    with untouched(model):
+        compress(model, torch.arange(60) % 10)
+
+
+BUFFERS = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "meta": lambda: torch.zeros(3, device="meta"),
+    "NaN": lambda: torch.full((3,), NAN),
+    "complex": lambda: torch.zeros(2, dtype=torch.complex64),
+    "expanded": lambda: torch.zeros(1).expand(5),
+    "quantized": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.quint8),
+}
+
+
+@pytest.mark.parametrize("make", BUFFERS.values(), ids=BUFFERS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_buffers_of_any_kind_are_no_hindrance(make):
+    assert compress(Does(lambda m, x: m.n(x), b=nn.Buffer(make()))).report.error is not None
+
+
 @pytest.mark.parametrize("method", ["corenet", "corenet++"])
 def test_a_sample_that_breaks_off_leaves_the_model_as_it_was(method):
     def breaks():
@@ -1257,6 +1334,41 @@ def test_a_model_that_draws_random_numbers_moves_no_global_state(method):
         one, other = ready.compress(keep=0.5), ready.compress(keep=0.5)
     assert alike(bits(one.model), bits(other.model))
     assert one.report.error == other.report.error
+
+
+class Augments(Dataset):
+    """Draws from the global generators of Python and NumPy, as many do."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return X[i] * (random.random() + float(np.random.rand()))  # noqa: NPY002
+
+
+@pytest.mark.parametrize("method", ["corenet", "corenet++"])
+def test_what_users_draw_from_other_generators_follows_the_seed_and_moves_none(method):
+    noisy = Does(lambda m, x: m.n(x) + random.random() + float(np.random.rand()))  # noqa: NPY002
+    for model, sample in ((net(), DataLoader(Augments(), batch_size=7)), (noisy, X)):
+        with untouched(model):
+            one, other = compress(model, sample, method=method), compress(model, sample, method=method)
+        assert alike(bits(one.model), bits(other.model))
+        assert one.report.error == other.report.error
+
+
+def test_a_report_draws_no_random_number():
+    """The library that prints it does, when it is imported."""
+    code = "import random, coresieve.report as r; random.seed(1); s = random.getstate(); " \
+           "str(r.Report('m', 'b', 0, '')); exit(s != random.getstate())"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_default_device_is_of_no_account(method):
+    model = net()
+    with torch.device("meta"):
+        small = compress(model, method=method)
+    assert alike(bits(small.model), bits(compress(model, method=method).model))
 
 
 def closure() -> nn.Module:

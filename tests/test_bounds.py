@@ -1,6 +1,7 @@
 """Exact bounds: against scipy, against values by hand, and their coverage computed exactly, not simulated."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -75,3 +76,14 @@ def test_points_for_is_the_least_that_does(share):
 def test_what_is_no_count_or_no_probability_is_refused(call):
     with pytest.raises(DomainError):
         call()
+
+
+@pytest.mark.parametrize("share", [1e-8, 1e-9, 1e-10, 1e-12])
+def test_points_for_a_share_next_to_nothing_is_the_formula(share):
+    n = points_for(share, 0.05)
+    assert n == pytest.approx(math.log(20) / share, rel=1e-6)
+
+
+def test_points_for_the_smallest_shares_there_are():
+    assert points_for(1e-200, 0.05) > 10**199
+    assert points_for(5e-324, 0.05) >= 10**299

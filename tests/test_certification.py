@@ -3,6 +3,9 @@
 import copy
 import json
 import math
+import warnings
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,7 +16,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import coresieve as cs
 from coresieve import digests
 from coresieve.bounds import lower, rank, upper
-from coresieve.errors import AlteredError, ClaimError, CoresieveWarning, FileError, ForwardError, SampleError
+from coresieve.errors import (
+    AlteredError,
+    ClaimError,
+    CoresieveWarning,
+    FileError,
+    ForwardError,
+    LayerError,
+    SampleError,
+)
 from coresieve.judge import compare
 from coresieve.storage import save_model
 from networks import relu_net
@@ -284,7 +295,14 @@ X = torch.rand(40, 2)
         (lambda: cs.certify(LINEAR, LINEAR, X, labels=[-1] * 40), ClaimError, "classes from 0 to 2"),
         (lambda: cs.certify(LINEAR, LINEAR, X, labels=[0.5] * 40), ClaimError, "classes from 0 to 2"),
         (lambda: cs.certify(LINEAR, LINEAR, X, labels=["a"] * 40), ClaimError, "whole numbers"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=[math.nan] * 40), ClaimError, "labels with nan"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=torch.full((40,), 1j)), ClaimError, "labels with 1j"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=torch.zeros(40).to_sparse()), ClaimError, "sparse"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, labels=np.zeros(40, object)), ClaimError, "object"),
         (lambda: cs.certify(LINEAR, LINEAR, X, claims=["flip"]), ClaimError, "one of flips"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, claims=[["flips"]]), ClaimError, "one of flips"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, claims=[]), ClaimError, r"claims=\[\]: expected some of flips"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, claims=5), ClaimError, "claims=5"),
         (lambda: cs.certify(LINEAR, LINEAR, X, claims=["flips", "flips"]), ClaimError, "each claim once"),
         (lambda: cs.certify(LINEAR, LINEAR, X, claims=["coreset"]), ClaimError, "without eps"),
         (lambda: cs.certify(LINEAR, LINEAR, X, claims=["accuracy_drop"]), ClaimError, "labels=y"),
@@ -294,6 +312,14 @@ X = torch.rand(40, 2)
         (lambda: cs.certify(LINEAR, LINEAR, X, max_flips=-0.1), ClaimError, "a goal of -0.1"),
         (lambda: cs.certify(LINEAR, LINEAR, X, confidence=95), ClaimError, "confidence=95"),
         (lambda: cs.certify(LINEAR, LINEAR, X, confidence=None), ClaimError, "confidence=None"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, confidence=1e-300), ClaimError, "confidence=1e-300"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, confidence=np.complex64(0.9)), ClaimError, "confidence=np.complex64"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, eps=10**400), ClaimError, "eps=1000"),
+        (lambda: cs.certify(LINEAR, LINEAR, X, delta=1e-300), ClaimError, "delta=1e-300"),
+        (lambda: cs.certify(nn.Linear(2, 3, device="meta"), LINEAR, X), LayerError, "meta"),
+        (lambda: cs.certify(LINEAR, nn.LazyLinear(3), X), LayerError, "not initialised"),
+        (lambda: cs.verify(LINEAR, LINEAR, X), ClaimError, "Linear, a network without a certificate"),
+        (lambda: cs.verify(LINEAR, "small.safetensors", X), ClaimError, "str, a network without"),
         (lambda: cs.certify(LINEAR, LINEAR, X, eps=-1), ClaimError, "eps=-1"),
         (lambda: cs.certify(LINEAR, LINEAR, X, eps=math.nan), ClaimError, "eps=nan"),
         (lambda: cs.certify(LINEAR, LINEAR, X, delta=0), ClaimError, "delta=0"),
@@ -304,6 +330,57 @@ X = torch.rand(40, 2)
 def test_bad_input(call, error, match):
     with pytest.raises(error, match=match):
         call()
+
+
+LABELS = {
+    "big-endian": lambda y: y.astype(">i8"),
+    "backwards": lambda y: y[::-1].copy()[::-1],
+    "read-only": lambda y: np.broadcast_to(y, y.shape),
+    "uint8": lambda y: y.astype(np.uint8),
+    "uint16": lambda y: y.astype(np.uint16),
+    "uint64": lambda y: y.astype(np.uint64),
+    "float16": lambda y: y.astype(np.float16),
+    "a column": lambda y: y[:, None],
+    "a list": lambda y: y.tolist(),
+}
+
+
+@pytest.mark.parametrize("dress", LABELS.values(), ids=LABELS)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_labels_in_any_clothes(case, dress):
+    model, small, _, x = case
+    y = np.arange(len(x)) % 4
+    plain, dressed = (cs.certify(model, small, x, labels=labels) for labels in (torch.tensor(y), dress(y)))
+    assert dressed.digests == plain.digests
+    assert dressed["accuracy_drop"] == plain["accuracy_drop"]
+
+
+@pytest.mark.parametrize(
+    "number", [Fraction(1, 2), Decimal("0.5"), torch.tensor(0.5), np.float32(0.5)], ids=repr
+)
+def test_numbers_of_any_kind(case, tmp_path, number):
+    model, small, _, x = case
+    small = copy.deepcopy(small)
+    question = {"confidence": number, "delta": number, "eps": number, "max_flips": number, "claims": ALL[:3]}
+    cert = cs.certify(model, small, x, **question)
+    assert cert == cs.certify(model, small, x, **dict.fromkeys(question, 0.5) | {"claims": ALL[:3]})
+    small.save(tmp_path / "small.safetensors")
+
+
+@pytest.mark.parametrize("goal", [1e-9, 1e-12, 1e-18, 1e-300, 5e-324])
+def test_a_goal_that_nobody_can_count_to_is_told_at_once(goal):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cert = cs.certify(
+            nn.Linear(2, 3), nn.Linear(2, 3), X, max_flips=goal, delta=1e-15, max_output_error=goal
+        )
+    assert cert.met is False
+    assert "would be needed" in str(cert)
+
+
+def test_a_compiled_model_has_the_digest_of_the_model():
+    compiled, plain = torch.compile(LINEAR), cs.certify(LINEAR, LINEAR, X).digests
+    assert cs.certify(compiled, compiled, X).digests == plain
 
 
 # --- It travels ---------------------------------------------------------------------------------------------
@@ -352,13 +429,55 @@ def test_altered_weights_are_refused(case, saved, tmp_path):
         other.save(tmp_path / "other.safetensors")
     forged = tmp_path / "forged.safetensors"  # sealed anew, by somebody who knows how
     save_model(forged, other.model, {"report": small.report.to_dict(), "certificate": cert.to_dict()})
+    skeleton = copy.deepcopy(model)
     with pytest.raises(AlteredError, match="other weights"):
-        cs.load(forged, into=copy.deepcopy(model))
+        cs.load(forged, into=skeleton)
+    assert digests.weights(skeleton) == digests.weights(model)  # as it was
     damaged = bytearray(path.read_bytes())
     damaged[-100] ^= 1
     forged.write_bytes(damaged)
     with pytest.raises(FileError):
         cs.load(forged, into=copy.deepcopy(model))
+
+
+ODD = {
+    "no report": {"report": {}},
+    "a report that is a list": {"report": [1]},
+    "no report at all": {"report": None},
+    "layers of another kind": {"report": {"layers": [{"x": 1}]}},
+    "rows that are no base64": {"calibration_rows": "@@"},
+    "half a row": {"calibration_rows": "AAAA"},
+    "rows that are a number": {"calibration_rows": 5},
+    "no claims": {"certificate": {}},
+    "a certificate that is a list": {"certificate": [1]},
+    "claims that are none": {"certificate": {"claims": None, "digests": {}}},
+    "claims without bounds": {"certificate": {"claims": [{"name": "flips"}], "digests": {}}},
+    "digests that are none": {"certificate": {"claims": [], "digests": None}},
+}
+
+
+@pytest.mark.parametrize("header", ODD.values(), ids=ODD)
+def test_a_header_of_another_making_is_refused_and_changes_nothing(case, tmp_path, header):
+    model, small, _, _ = case
+    path, skeleton = tmp_path / "small.safetensors", copy.deepcopy(model)
+    save_model(path, small.model, {"report": small.report.to_dict(), **header})
+    with pytest.raises(FileError, match=r"a stored .* that is malformed .*expected .*Try: "):
+        cs.load(path, into=skeleton)
+    assert digests.weights(skeleton) == digests.weights(model)
+
+
+@pytest.mark.parametrize(
+    "into", [None, nn.Linear, {}, "small"], ids=["None", "a class", "a dict", "a string"]
+)
+def test_what_is_no_module_is_not_filled(saved, into):
+    with pytest.raises(LayerError, match=r"into=.*torch\.nn\.Module"):
+        cs.load(saved[0], into=into)
+
+
+def test_a_compiled_skeleton_is_filled(case, saved):
+    model, *_ = case
+    back = cs.load(saved[0], into=torch.compile(copy.deepcopy(model)))
+    assert type(back.model) is type(model)
 
 
 def changed(cert: cs.Certificate, **claim) -> cs.Certificate:

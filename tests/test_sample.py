@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -171,6 +173,20 @@ def test_every_point_is_as_likely_as_any_other():
     assert 1e-6 < stats.chi2.sf(statistic, 39) < 1 - 1e-6
 
 
+def test_points_beyond_those_that_were_counted_are_not_chosen():
+    """A collate function may make three points of one."""
+    loader = DataLoader(
+        TensorDataset(X), batch_size=7, collate_fn=lambda b: torch.stack([x for (x,) in b]).repeat(3, 1)
+    )
+    seen = []
+    subsets = list(
+        choose(loader, [1000], 0, lambda batch, used: seen.append((len(batch), len(used), used.sum())))
+    )
+    assert sum(len(batch) for _, batch in subsets) == len(X)
+    assert sum(n for n, _, _ in seen) == 3 * len(X)
+    assert all(n == m for n, m, _ in seen)
+
+
 # --- Randomness is lent, not taken --------------------------------------------------------------------------
 
 
@@ -187,6 +203,16 @@ def test_reading_a_shuffled_loader_leaves_its_randomness_as_it_was(own):
     assert not torch.equal(one, X)
     assert torch.equal((loader.generator or torch.default_generator).get_state(), before[0])
     assert torch.equal(torch.random.get_rng_state(), before[1])
+
+
+def test_the_generators_of_numpy_and_python_are_lent_too():
+    before = str(np.random.get_state()), random.getstate()  # noqa: NPY002
+    drawn = []
+    for seed in (1, 1, 2**70):
+        with private_randomness(X, seed):
+            drawn.append((np.random.rand(), random.random()))  # noqa: NPY002
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert before == (str(np.random.get_state()), random.getstate())  # noqa: NPY002
 
 
 def test_compressing_from_a_shuffled_loader_repeats_itself():

@@ -4,6 +4,7 @@ That its answer holds although many sizes are tried is shown by simulation in st
 """
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ from torch import nn
 import coresieve as cs
 from coresieve import search
 from coresieve.bounds import allowance
-from coresieve.errors import ClaimError, NotCertifiedError, SampleError
+from coresieve.errors import (
+    ClaimError,
+    LayerError,
+    MethodError,
+    NonFiniteError,
+    NotCertifiedError,
+    SampleError,
+)
 from coresieve.judge import Judge
 from networks import relu_net
 
@@ -162,6 +170,60 @@ def test_the_same_seed_gives_the_same_answer(model):
     )
     assert one.certificate == two.certificate
     assert one.certificate.digests["compressed"] == two.certificate.digests["compressed"]
+
+
+def test_a_size_that_cannot_be_made_ends_the_search_and_loses_nothing(model, monkeypatch):
+    sizes = [size["keep"] for size in find(model).certificate.tested]
+    compress = cs.Ready.compress
+
+    def breaks(self, *, keep, seed):
+        if keep == sizes[2]:
+            raise NonFiniteError("weights too large", "less", "more")
+        return compress(self, keep=keep, seed=seed)
+
+    monkeypatch.setattr(cs.Ready, "compress", breaks)
+    best = find(model)
+    assert [size["passed"] for size in best.certificate.tested] == [True, True, False]
+    assert "could not be made" in best.certificate.procedure
+    assert cs.verify(model, best, HELDOUT) == []
+    monkeypatch.setattr(search, "sequence", lambda start: sizes[2:])
+    with pytest.raises(NotCertifiedError, match="weights too large"):
+        find(model)
+
+
+def test_a_model_that_answers_nan_is_told_so():
+    broken = relu_net(10, 5, 3)
+    broken[0].weight.data[0] = torch.nan
+    with pytest.raises(NonFiniteError, match="NaN in the original's own answers to 1,500 of 1,500"):
+        find(broken)
+    with pytest.raises(
+        NotCertifiedError, match=r"59 inputs with none changed .* you gave 7"
+    ):  # before all else
+        cs.smallest(broken, CALIBRATION, HELDOUT[:7], max_flips=0.05)
+
+
+def test_calibration_inputs_may_repeat(model):
+    """They are not the judges: what is said of repeated held-out inputs is not said of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        twice = torch.cat([CALIBRATION, CALIBRATION])
+        assert cs.smallest(model, twice, HELDOUT, max_flips=0.05, method="magnitude").certificate.met
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(nn.LazyLinear(3)), lambda: nn.Linear(10, 3, device="meta")]
+)
+def test_a_model_without_its_weights_is_refused_and_left_alone(make):
+    model = make()
+    before = repr(model)
+    with pytest.raises(LayerError, match=r"weight"):
+        find(model)
+    assert repr(model) == before
+
+
+def test_an_unknown_method_is_refused_before_anything_is_read(model):
+    with pytest.raises(MethodError, match="corenet"):
+        cs.smallest(model, None, None, max_flips=0.1, method="corenett")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from torch import nn
 from coresieve import storage
 from coresieve.errors import DomainError, FileError
 from coresieve.layers.low_rank import LowRank
-from coresieve.storage import load_model, read_header, save_model
+from coresieve.storage import is_ours, load_model, read_header, save_model
 
 HEADER = {"method": "sieve", "seed": 3, "budget": {"keep": 0.1}, "report": [{"layer": "é", "eps": 0.5}, None]}
 DTYPES = list(storage._DTYPES.values())
@@ -845,6 +845,66 @@ def test_a_link_stays_and_its_target_is_replaced(path, tmp_path, exists):
 def test_places_that_cannot_be_written(tmp_path, make, words):
     with pytest.raises(FileError, match=words):
         save_model(make(tmp_path), nn.Linear(1, 1), {})
+
+
+@pytest.mark.parametrize("name", [None, 7, 3.5, "a\0b", "\ud800", b"a\0b", nn.Linear], ids=repr)
+def test_what_is_no_path_is_refused(name):
+    for act in (
+        lambda: save_model(name, nn.Linear(1, 1), {}),
+        lambda: load_model(name, nn.Linear(1, 1)),
+        lambda: read_header(name),
+        lambda: is_ours(name),
+    ):
+        with pytest.raises(FileError, match=r"a path of type .*a file's name"):
+            act()
+
+
+def test_a_path_in_bytes_is_a_path(path):
+    save_model(os.fsencode(path), nn.Linear(1, 1), {})
+    assert is_ours(os.fsencode(path))
+    load_model(os.fsencode(path), nn.Linear(1, 1))
+
+
+def test_a_current_folder_that_is_gone(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for act in (
+        lambda: save_model("small", nn.Linear(1, 1), {}),
+        lambda: load_model("small", nn.Linear(1, 1)),
+    ):
+        with pytest.raises(FileError, match="No such file or directory"):
+            act()
+
+
+def test_what_the_caller_refuses_changes_nothing(path):
+    save_model(path, tied(), HEADER)
+    skeleton, seen = tied(), {}
+    before = frozen(skeleton)
+
+    def check(header, state):
+        seen.update(header | state)
+        raise ValueError("not this one")
+
+    with pytest.raises(ValueError, match="not this one"):
+        load_model(path, skeleton, check)
+    assert frozen(skeleton) == before
+    assert seen.keys() == HEADER.keys() | tied().state_dict().keys()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk(path, monkeypatch):
+    """A real ENOSPC, at the write or at the flush, not one that we raise ourselves."""
+    old, real = small_file(path), open
+    monkeypatch.setattr(
+        storage, "open", lambda name, mode: real(name, mode) and real("/dev/full", "wb"), raising=False
+    )
+    for size in (1, 3000):  # below and above what a buffer holds
+        with pytest.raises(FileError, match="No space left on device"):
+            save_model(path, nn.Linear(size, 3), {})
+    assert path.read_bytes() == old
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_a_folder_without_permission(path, monkeypatch):

@@ -21,6 +21,8 @@ from scipy.special import bdtr, betaincinv
 
 from coresieve.errors import DomainError
 
+MANY = 1e9  # of so many inputs the formula is exact enough, and (1 - share)^n in floats is not
+
 
 def upper(k: int, n: int, alpha: float) -> float:
     """U(k, n): with k of n inputs bad, at most this share of all are, except with probability alpha.
@@ -73,13 +75,16 @@ def rank(n: int, delta: float, alpha: float) -> int | None:
 def points_for(share: float, alpha: float) -> int:
     """How many inputs, none of them bad, show that at most this share of all are: (1 - share)^n <= alpha.
 
-    >>> points_for(0.01, 0.05), points_for(0.05, 0.05)
-    (299, 59)
+    >>> points_for(0.01, 0.05), points_for(0.05, 0.05), points_for(1e-12, 0.05)
+    (299, 59, 2995732273553)
     """
     _check(0, 0, alpha)
     if not 0 < share < 1:
         raise DomainError(f"share={share}", "a share strictly between 0 and 1", "share=0.01")
-    n = max(1, math.ceil(math.log(alpha) / math.log1p(-share)) - 1)
+    exact = math.log(alpha) / math.log1p(-share)
+    if exact > MANY:
+        return math.ceil(min(exact, 1e300))
+    n = max(1, math.ceil(exact) - 1)
     while allowance(n, share, alpha) < 0:
         n += 1
     return n

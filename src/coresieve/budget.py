@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class Budget:
             raise BudgetError(
                 given or "no budget", "exactly one of keep= and eps=", "keep=0.1, or eps=0.5, delta=0.05"
             )
-        keep, eps, delta = _number(keep), _number(eps), check_delta(delta)
+        keep, eps, delta = real(keep), real(eps), check_delta(delta)
         if keep is not None and not 0 < keep <= 1:
             raise BudgetError(given, "a share in (0, 1]", "keep=0.1 keeps a tenth of the parameters")
         if eps is not None and not 0 < eps < 1:
@@ -45,7 +46,7 @@ class Budget:
 
 
 def check_delta(delta: float) -> float:
-    value = _number(delta)
+    value = real(delta)
     if value is None or not 1e-200 < value < 1:  # smaller ones make the formulas overflow
         raise BudgetError(
             f"delta={delta!r}", "a probability in (0, 1)", "delta=0.05 lets the promise fail once in 20"
@@ -53,13 +54,22 @@ def check_delta(delta: float) -> float:
     return value
 
 
-def _number(x: Any) -> float | None:
-    """A plain float of any kind of real number, NaN for what is none; None stays."""
+def real(x: Any) -> float | None:
+    """A plain float of any kind of real number, NaN for what is none; None stays.
+
+    >>> real(True), real("0.5"), real(1j), real(None), real(1)
+    (nan, nan, nan, None, 1.0)
+    """
     if x is None:
         return None
-    if isinstance(x, bool | str | bytes) or not hasattr(x, "__float__"):
+    if isinstance(x, bool | str | bytes) or not hasattr(x, "__float__") or _imaginary(x):
         return math.nan
     try:
         return float(x)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan
+
+
+def _imaginary(x: object) -> bool:
+    """NumPy's complex numbers turn into floats, with a warning."""
+    return isinstance(x, numbers.Complex) and not isinstance(x, numbers.Real)

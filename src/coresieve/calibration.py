@@ -19,7 +19,16 @@ from torch.utils._pytree import tree_leaves
 from coresieve.digests import KnownRows, Witness
 from coresieve.errors import ForwardError, NonFiniteError, SampleError
 from coresieve.layers import Layer, linear, working_dtype
-from coresieve.sample import Batch, Sample, choose, merged, private_randomness, size, take
+from coresieve.sample import (
+    Batch,
+    Sample,
+    choose,
+    merged,
+    own_randomness,
+    private_randomness,
+    size,
+    take,
+)
 from coresieve.statistics import Statistics
 
 POINTS_MEASURED = 64  # calibration points kept to measure errors on
@@ -114,16 +123,40 @@ def observe(
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Every module in eval mode; afterwards flags and buffers are as they were, whatever the forward did to them."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    places = [(m, dict(m._buffers)) for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    contents = [(tensor, tensor.clone()) for tensor in _moving(model) if not tensor.is_meta]
     try:
         model.eval()
         yield
     finally:
         for module, training in modes:
             module.training = training
-        for buffer, before in buffers:
-            if not torch.equal(buffer, before):
-                buffer.copy_(before)
+        for module, buffers in places:  # a forward may have put other tensors in their place, or new ones
+            module._non_persistent_buffers_set.difference_update(module._buffers.keys() - buffers.keys())
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for tensor, before in contents:
+                _put_back(tensor, before)
+
+
+def _moving(model: nn.Module) -> list[Tensor]:
+    """What a forward changes by itself: buffers, and the weights of embeddings that keep their rows short."""
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    return [*model.buffers(), *(m.weight for m in embeddings if m.max_norm is not None)]
+
+
+def _put_back(tensor: Tensor, before: Tensor) -> None:
+    plain = tensor.layout == torch.strided and not tensor.is_quantized
+    if not plain or tensor.shape != before.shape:
+        tensor.data = before
+    elif not torch.equal(tensor, before):
+        tensor.copy_(before)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """torch.compile's wrapper calls the same modules past their hooks, and gives their weights other names."""
+    return getattr(model, "_orig_mod", model)
 
 
 class _Ours(BaseException):
@@ -141,10 +174,7 @@ def forward(model: nn.Module, batch: Batch, note: str = "") -> Any:
     """
     batch = moved(model, batch)
     torch.clear_autocast_cache()  # it would answer with weights that were rewritten since
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            0
-        )  # a model that draws noise draws the same for original and copy
+    with own_randomness(0):  # a model that draws noise draws the same for original and copy
         try:
             return model(**batch) if isinstance(batch, dict) else model(batch)
         except _Ours as ours:
@@ -322,7 +352,7 @@ class _Pass:
         self.forwards += 1
         room = min(n, POINTS_MEASURED - self.measuring.points)
         if room > 0:
-            self.measuring.add(take(batch, torch.arange(room)))
+            self.measuring.add(take(batch, torch.arange(room, device="cpu")))
         return None
 
     def _ends_in_last_layer(self, output: Tensor | None) -> bool:

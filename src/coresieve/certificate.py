@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from coresieve.errors import MethodError
+from coresieve.errors import MethodError, stored
 from coresieve.report import jsonable, known
 
 WIDTH = 79  # of the text: what a terminal of 80 columns shows
@@ -115,8 +115,10 @@ class Certificate:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Certificate:
         """The inverse of `to_dict`; keys of a later version are ignored."""
-        plain: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        return cls(**{**plain, "claims": [Claim(**known(Claim, claim)) for claim in data["claims"]]})
+        with stored("certificate"):
+            plain: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+            plain["digests"] = dict(plain["digests"])
+            return cls(**{**plain, "claims": [Claim(**known(Claim, claim)) for claim in data["claims"]]})
 
 
 def _told(claim: Claim) -> str:
@@ -147,7 +149,7 @@ def percent(value: float) -> str:
 
 def _up(x: float) -> float:
     """x rounded up to three digits (to nothing above it, where it has no more)."""
-    if x == 0:
-        return 0.0
+    if abs(x) < 1e-300:  # 0, and what has no three digits
+        return x
     step = 10.0 ** (math.floor(math.log10(abs(x))) - 2)
     return math.ceil(x / step - 1e-9) * step

@@ -21,7 +21,7 @@ it flips when any of its predictions does. NaN counts as a violation, never as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch import nn
 
 from coresieve import __version__
 from coresieve.bounds import allowance, lower, points_for, rank, upper
+from coresieve.budget import real
 from coresieve.certificate import Certificate, Claim, number, percent
 from coresieve.compression import Compressed
 from coresieve.errors import ClaimError
@@ -86,10 +87,11 @@ def verify(original: nn.Module, compressed: Compressed, heldout: Sample, *, labe
     What no one can recompute from these is taken on trust: that the inputs are independent and were not used before,
     and for a network found by `smallest`, the sizes that were tried.
     """
-    stored = compressed.certificate
+    stored = compressed.certificate if isinstance(compressed, Compressed) else None
     if stored is None:
-        raise ClaimError("a network without a certificate", "one that certify() or smallest() gave one",
-                         "coresieve certify ... --write")  # fmt: skip
+        given = f"{type(compressed).__name__}, " * (not isinstance(compressed, Compressed))
+        raise ClaimError(f"{given}a network without a certificate", "one that certify() or smallest() gave one",
+                         "cs.load(path, into=...) of a file that holds one; coresieve certify ... --write")  # fmt: skip
     judge = Judge(original, heldout, labels)
     judge.refuse(compressed)
     made = judge.digests(compressed.model)
@@ -140,19 +142,19 @@ class Asked:
 
     @classmethod
     def of(cls, confidence: Any, eps: Any, delta: Any, claims: Any, goals: dict[str, Any]) -> Asked:
-        _inside("confidence", confidence, "0.95 is right 19 times of 20")
-        _inside("delta", delta, "0.05 leaves one input of 20 outside")
-        if eps is not None and not (_is_number(eps) and 0 <= eps < np.inf):
+        confidence = _inside("confidence", confidence, "0.95 is right 19 times of 20")
+        delta = _inside("delta", delta, "0.05 leaves one input of 20 outside")
+        band, wanted = real(eps), {name: real(goal) for name, goal in goals.items()}
+        if band is not None and not 0 <= band < np.inf:
             raise ClaimError(f"eps={eps!r}", "a relative error, 0 or more", "eps=0.1")
-        for name, goal in goals.items():
+        for name, goal in wanted.items():
             low, high = GOALS[name]
-            if not (_is_number(goal) and low <= goal < high):
+            if goal is None or not low <= goal < high:
                 expected = f"a number from {low:g} up to, but not including, {high:g}"
-                raise ClaimError(f"a goal of {goal!r} for {name}", expected, "0.01 for one in a hundred")
-        names = tuple(goals) if claims is None else (claims,) if isinstance(claims, str) else tuple(claims)
-        for name in names:
-            if name not in CLAIMS:
-                raise ClaimError(f"the claim {name!r}", f"one of {', '.join(CLAIMS)}", 'claims=["flips"]')
+                raise ClaimError(
+                    f"a goal of {goals[name]!r} for {name}", expected, "0.01 for one in a hundred"
+                )
+        names = tuple(goals) if claims is None else _names(claims)
         if (lost := goals.keys() - set(names)) or len(set(names)) < len(names):
             given = (
                 f"a goal for {min(lost)}, which is not among claims={list(names)}"
@@ -162,19 +164,31 @@ class Asked:
             raise ClaimError(
                 given, "each claim once, those with goals among them", "leave claims= out, or name it too"
             )
-        return cls(float(confidence), eps if eps is None else float(eps), float(delta), names, goals)
+        return cls(
+            confidence, band, delta, names, {name: goal for name, goal in wanted.items() if goal is not None}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {"eps": self.eps, "delta": self.delta, "claims": list(self.claims), "goals": self.goals}
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float | np.number) and not isinstance(x, bool)
+def _names(claims: Any) -> tuple[str, ...]:
+    names = (claims,) if isinstance(claims, str) else tuple(claims) if isinstance(claims, Iterable) else ()
+    if not names:
+        raise ClaimError(
+            f"claims={claims!r}", f"some of {', '.join(CLAIMS)}", "leave it out for all that apply"
+        )
+    for name in names:
+        if not isinstance(name, str) or name not in CLAIMS:
+            raise ClaimError(f"the claim {name!r}", f"one of {', '.join(CLAIMS)}", 'claims=["flips"]')
+    return names
 
 
-def _inside(name: str, value: Any, hint: str) -> None:
-    if not (_is_number(value) and 0 < value < 1):
-        raise ClaimError(f"{name}={value!r}", "a number strictly between 0 and 1", f"{name}={hint}")
+def _inside(name: str, given: Any, hint: str) -> float:
+    value = real(given)
+    if value is None or not 0 < value < 1 or 1 - value == 1:
+        raise ClaimError(f"{name}={given!r}", "a number strictly between 0 and 1", f"{name}={hint}")
+    return value
 
 
 # --- The claims ---------------------------------------------------------------------------------------------
@@ -214,10 +228,17 @@ def _share(
 def too_few(n: int, goal: float, alpha: float, counted: str) -> str:
     if goal <= 0:
         return "No number of inputs shows that it never happens."
-    need, sure = points_for(goal, alpha), percent(1 - alpha)
-    return (
-        f"{need:,} inputs with none {counted} would be needed for {percent(goal)} at {sure}; you gave {n:,}."
-    )
+    need, sure = needed(goal, alpha), percent(1 - alpha)
+    return f"{need} inputs with none {counted} would be needed for {percent(goal)} at {sure}; you gave {n:,}."
+
+
+def needed(share: float, alpha: float) -> str:
+    """
+    >>> needed(0.01, 0.05), needed(1e-300, 0.05)
+    ('299', 'more than 10^15')
+    """
+    points = points_for(share, alpha)
+    return f"{points:,}" if points < 10**15 else "more than 10^15"
 
 
 def coreset_eps(measured: Measured, alpha: float, asked: Asked) -> Claim:
@@ -236,7 +257,7 @@ def _level(name: str, values: np.ndarray, what: str, alpha: float, asked: Asked)
     k, inside = rank(n, delta, alpha), percent(1 - delta)
     value = np.inf if k is None else float(np.partition(values, k - 1)[k - 1])
     if k is None:
-        need = f"{points_for(delta, alpha):,} inputs would be needed at {percent(1 - alpha)}; you gave {n:,}"
+        need = f"{needed(delta, alpha)} inputs would be needed at {percent(1 - alpha)}; you gave {n:,}"
         sentence = f"nothing is claimed for {inside} of fresh inputs: {need}."
     elif np.isinf(value):
         off = f"{int(np.isinf(values).sum()):,} of {n:,} here are off without bound"
@@ -263,7 +284,7 @@ def accuracy_drop(measured: Measured, alpha: float, asked: Asked) -> Claim:
     goal = asked.goals.get("accuracy_drop")
     if goal is not None and bound > goal and upper(0, n, alpha / 2) > goal and goal > 0:
         sentence += (
-            f" {points_for(goal, alpha / 2):,} inputs with none become wrong would be enough; you gave {n:,}."
+            f" {needed(goal, alpha / 2)} inputs with none become wrong would be enough; you gave {n:,}."
         )
     counts = {"became wrong": b, "became right": c}
     return Claim("accuracy_drop", sentence, observed, bound, n, alpha, counts, {}, goal)

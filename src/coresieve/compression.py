@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from coresieve import __version__, digests, theory
 from coresieve.budget import Budget, check_delta
-from coresieve.calibration import Observed, answers_of, eval_mode, observe
+from coresieve.calibration import Observed, answers_of, eval_mode, observe, uncompiled
 from coresieve.certificate import Certificate
 from coresieve.digests import KnownRows
 from coresieve.errors import (
@@ -66,7 +66,7 @@ class Compressed:
         if self.rows is not None:
             header["calibration_rows"] = self.rows.to_text()
         if self.certificate is not None:
-            check_unaltered(self.certificate, self.model, "the network")
+            check_unaltered(self.certificate, digests.weights(self.model), "the network")
             header["certificate"] = self.certificate.to_dict()
         save_model(path, self.model, header)
 
@@ -76,25 +76,37 @@ def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
 
     `into` is changed in place, its layers' shapes too where the compression changed them; on an error it is as before.
     """
+    if not isinstance(into, nn.Module):
+        raise LayerError(f"into={type(into).__name__}", "a torch.nn.Module to fill",
+                         "a fresh network, made by the code that made the original")  # fmt: skip
+    into = uncompiled(into)
     rank = read_header(path)["file"]["structure"].get("", {}).get("rank")
     if rank is not None and isinstance(into, nn.Linear):  # a module cannot turn into another kind in place
         into = LowRank(into.in_features, into.out_features, rank, bias=into.bias is not None)
-    header = load_model(path, into)
+    told: list[Compressed] = []
+
+    def understand(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        told.append(_told(header, into))
+        if (certificate := told[0].certificate) is not None:
+            check_unaltered(certificate, digests.state(tensors), os.fsdecode(path))
+
+    load_model(path, into, understand)
+    return told[0]
+
+
+def _told(header: dict[str, Any], model: nn.Module) -> Compressed:
     rows, certificate = header.get("calibration_rows"), header.get("certificate")
-    small = Compressed(
-        into,
+    return Compressed(
+        model,
         Report.from_dict(header.get("report", {})),
         None if rows is None else KnownRows.from_text(rows),
         None if certificate is None else Certificate.from_dict(certificate),
     )
-    if small.certificate is not None:
-        check_unaltered(small.certificate, into, os.fspath(path))
-    return small
 
 
-def check_unaltered(certificate: Certificate, model: nn.Module, what: str) -> None:
-    """A certificate speaks of the very weights that were judged."""
-    if certificate.digests.get("compressed") != digests.weights(model):
+def check_unaltered(certificate: Certificate, weights: str, what: str) -> None:
+    """A certificate speaks of the very weights that were judged; `weights` is the digest of those at hand."""
+    if certificate.digests.get("compressed") != weights:
         raise AlteredError(
             f"{what} with other weights than its certificate speaks of",
             "the weights that were certified",
@@ -158,9 +170,7 @@ def calibrate(
         raise LayerError(
             f"a model of type {type(model).__name__}", "a torch.nn.Module", "pass the network itself"
         )
-    model = getattr(
-        model, "_orig_mod", model
-    )  # torch.compile's wrapper calls the same modules past their hooks
+    model = uncompiled(model)
     found = find(model, include, exclude)
     for layer in found.layers:
         layer.check_finite()

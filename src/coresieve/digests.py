@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from coresieve.errors import stored
 from coresieve.sample import Batch, size
 
 ROWS_REMEMBERED = 2**16  # half a megabyte; bounds the memory, whatever the number of points
@@ -85,7 +88,8 @@ class KnownRows:
 
     @classmethod
     def from_text(cls, text: str) -> KnownRows:
-        return cls(np.frombuffer(base64.b64decode(text, validate=True), "<u8").astype(np.uint64))
+        with stored("list of calibration rows"):
+            return cls(np.frombuffer(base64.b64decode(text, validate=True), "<u8").astype(np.uint64))
 
 
 def weights(model: nn.Module) -> str:
@@ -97,8 +101,13 @@ def weights(model: nn.Module) -> str:
     >>> len(before), weights(layer) == before
     (64, False)
     """
+    return state(model.state_dict())
+
+
+def state(tensors: Mapping[str, Any]) -> str:
+    """The same of a state dict."""
     digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    for name, value in sorted(tensors.items()):
         if torch.is_tensor(value):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
             flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)

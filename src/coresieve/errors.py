@@ -11,6 +11,9 @@ coresieve.errors.BudgetError: keep=1.5: expected a share in (0, 1]. Try: keep=0.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class CoresieveError(Exception):
     """`given: expected ... Try: ...`"""
@@ -73,6 +76,18 @@ class FileError(CoresieveError, ValueError):
 
 class MissingExtraError(CoresieveError, ImportError):
     """An optional part of coresieve is not installed."""
+
+
+@contextmanager
+def stored(what: str) -> Iterator[None]:
+    """What fails in here, fails because a file's header holds something else than we would have written."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        given = f"a stored {what} that is malformed ({error!r})"
+        raise FileError(
+            given, f"a {what} as save() writes it", "the file as it was, or a newer coresieve"
+        ) from error
 
 
 class CoresieveWarning(UserWarning):

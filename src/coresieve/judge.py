@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from coresieve import digests
-from coresieve.calibration import eval_mode, forward, tensors
+from coresieve.calibration import eval_mode, forward, tensors, uncompiled
 from coresieve.compression import Compressed
 from coresieve.errors import ClaimError, CoresieveWarning, ForwardError, SampleError
-from coresieve.sample import Sample, batches, private_randomness, size
+from coresieve.layers import check_loaded
+from coresieve.sample import Sample, as_tensor, batches, private_randomness, size
 
 
 @dataclass
@@ -45,12 +46,14 @@ class Measured:
 class Judge:
     """The held-out inputs, read once, with the original's answers to them."""
 
-    def __init__(self, original: nn.Module, heldout: Sample, labels: Any = None):
+    def __init__(self, original: nn.Module, heldout: Sample, labels: Any = None, warn: bool = True):
         original = original.model if isinstance(original, Compressed) else original
         if not isinstance(original, nn.Module):
             raise ClaimError(
                 f"an original of type {type(original).__name__}", "a torch.nn.Module", "the network itself"
             )
+        original = uncompiled(original)
+        check_loaded(original)
         with private_randomness(heldout, 0):
             self.batches = [batch for batch in batches(heldout) if size(batch)]
         if not self.batches:
@@ -58,22 +61,23 @@ class Judge:
                               "a few thousand inputs of the kind to come")  # fmt: skip
         self.original = original
         self.rows = np.concatenate([digests.rows(batch) for batch in self.batches])
-        self.answers, self.several = _outputs(original, self.batches, "original")
+        self.answers, self.several = first_answers(original, self.batches, "original")
         self.labels = None if labels is None else _labels(labels, self.answers)
-        self.notes = self._notes()
+        self.notes = self._notes(warn)
 
     @property
     def points(self) -> int:
         return len(self.rows)
 
-    def _notes(self) -> list[str]:
+    def _notes(self, warn: bool) -> list[str]:
         notes = []
         if repeated := self.points - len(np.unique(self.rows)):
             notes.append(
                 f"{repeated:,} of {self.points:,} held-out inputs repeat others, so they are not independent "
                 "draws and the bounds are too good by an unknown amount"
             )
-            warnings.warn(CoresieveWarning(f"{notes[-1]}. Give each input once."), stacklevel=4)
+            if warn:
+                warnings.warn(CoresieveWarning(f"{notes[-1]}. Give each input once."), stacklevel=4)
         if self.several:
             notes.append("the model answers with several tensors; the first is judged")
         return notes
@@ -95,11 +99,12 @@ class Judge:
         if not isinstance(model, nn.Module):
             raise ClaimError(f"a compressed network of type {type(model).__name__}",
                              "what compress() returned, or a torch.nn.Module", "small or small.model")  # fmt: skip
-        answers, _ = _outputs(model, self.batches, "compressed network")
+        check_loaded(model)
+        answers, _ = first_answers(model, self.batches, "compressed network")
         return compare(self.answers, answers, self.labels)
 
     def digests(self, model: nn.Module) -> dict[str, str]:
-        made = {"original": digests.weights(self.original), "compressed": digests.weights(model)}
+        made = {"original": digests.weights(self.original), "compressed": digests.weights(uncompiled(model))}
         made["heldout"] = hashlib.sha256(self.rows.astype("<u8").tobytes()).hexdigest()
         if self.labels is not None:
             made["labels"] = hashlib.sha256(self.labels.numpy().astype("<i8").tobytes()).hexdigest()
@@ -135,7 +140,7 @@ def compare(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Meas
     return answer
 
 
-def _outputs(model: nn.Module, given: Sequence[Any], who: str) -> tuple[Tensor, bool]:
+def first_answers(model: nn.Module, given: Sequence[Any], who: str) -> tuple[Tensor, bool]:
     """The answers, a line an input, on the CPU; and whether the model answers with several tensors."""
     found: list[list[Tensor]] = []
     with eval_mode(model), torch.no_grad():
@@ -163,9 +168,10 @@ def _outputs(model: nn.Module, given: Sequence[Any], who: str) -> tuple[Tensor, 
 def _labels(given: Any, answers: Tensor) -> Tensor:
     """Whole numbers, one an input, each a class of the outputs."""
     try:
-        labels = torch.as_tensor(given).detach().cpu()
+        labels = torch.as_tensor(as_tensor(given)).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ClaimError(f"labels of type {type(given).__name__} ({error})", "whole numbers",
+        reason = error.given if isinstance(error, SampleError) else error
+        raise ClaimError(f"labels of type {type(given).__name__} ({reason})", "whole numbers",
                          "labels=torch.tensor([...])") from error  # fmt: skip
     if answers.ndim != 2 or answers.shape[1] < 2:
         raise ClaimError(
@@ -179,11 +185,21 @@ def _labels(given: Any, answers: Tensor) -> Tensor:
             "one for each input",
             "the labels of the held-out part, in its order",
         )
+    return classes(labels, answers.shape[1])
+
+
+def classes(labels: Tensor, count: int) -> Tensor:
+    """Labels as whole numbers from 0 to count - 1, and nothing else.
+
+    >>> classes(torch.tensor([[1.0], [0.0]]), 2)
+    tensor([1, 0])
+    """
     labels = labels.flatten()
-    wrong = (labels < 0) | (labels >= answers.shape[1])
-    if labels.is_complex() or not bool((labels == labels.long()).all()) or bool(wrong.any()):
-        bad = labels[wrong][0].item() if bool(wrong.any()) else "fractions"
-        raise ClaimError(
-            f"labels with {bad}", f"classes from 0 to {answers.shape[1] - 1}", "the index of the right output"
-        )
-    return labels.long()
+    whole = labels.real.long()
+    bad = (whole < 0) | (whole >= count)
+    if labels.is_floating_point() or labels.is_complex():
+        bad |= labels != whole
+    if bool(bad.any()):
+        given = f"labels with {labels[bad][0].item()}"
+        raise ClaimError(given, f"classes from 0 to {count - 1}", "the index of the right output")
+    return whole

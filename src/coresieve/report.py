@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
+
+from coresieve.errors import stored
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -98,13 +101,12 @@ class Report:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
         """The inverse of `to_dict`; keys of a later version are ignored."""
-        layers = [LayerReport(**known(LayerReport, layer)) for layer in data.get("layers", [])]
-        return replace(cls(**{**known(cls, data), "layers": []}), layers=layers)
+        with stored("report"):
+            layers = [LayerReport(**known(LayerReport, layer)) for layer in data.get("layers", [])]
+            return replace(cls(**{**known(cls, data), "layers": []}), layers=layers)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=100, color_system=None)
+        console = new_console(file=io.StringIO(), width=100, color_system=None)
         console.print(self)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().rstrip()
@@ -190,6 +192,15 @@ class Report:
             }
             told = [(short[name], show) for name, show in told if name in short]
         return always + told
+
+
+def new_console(**how: Any) -> Console:
+    """A console of rich, which draws a random number when it is imported: not from the user's generator."""
+    state = random.getstate()
+    from rich.console import Console
+
+    random.setstate(state)
+    return Console(**how)
 
 
 def gathered(notes: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ dict of arguments. Labels and whatever else follows `x` are ignored.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,9 +34,9 @@ POINTS_A_BATCH = 256  # of a sample that is one tensor: big enough to be fast, s
 def batches(sample: Sample) -> Iterator[Batch]:
     """The sample's batches, each a tensor or a dict of arguments."""
     if isinstance(sample, Tensor | np.ndarray):
-        sample = _tensor(sample) if isinstance(sample, Tensor) else sample
+        sample = as_tensor(sample) if isinstance(sample, Tensor) else sample
         for start in range(0, count(sample) or 0, POINTS_A_BATCH):
-            yield _tensor(sample[start : start + POINTS_A_BATCH])
+            yield as_tensor(sample[start : start + POINTS_A_BATCH])
         return
     if isinstance(sample, str | bytes | Mapping) or not isinstance(sample, Iterable):
         raise SampleError(
@@ -49,10 +50,10 @@ def batches(sample: Sample) -> Iterator[Batch]:
 
 def _batch(item: Any) -> Batch:
     if isinstance(item, Mapping):
-        return {key: _tensor(value) for key, value in item.items()}
+        return {key: as_tensor(value) for key, value in item.items()}
     if isinstance(item, Sequence) and not isinstance(item, str) and item:
         item = item[0]
-    batch = _tensor(item)
+    batch = as_tensor(item)
     if not isinstance(batch, Tensor):
         raise SampleError(
             f"a batch holding {type(item).__name__}",
@@ -62,8 +63,12 @@ def _batch(item: Any) -> Batch:
     return batch
 
 
-def _tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
     """Arrays as tensors of their own memory, in this machine's byte order; tensors that we cannot index are refused."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise SampleError(
+            "an array with masked entries", "numbers everywhere", "array.filled(0), or the whole rows"
+        )
     if isinstance(value, np.ndarray):
         try:
             return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
@@ -71,10 +76,17 @@ def _tensor(value: Any) -> Any:
             raise SampleError(
                 f"an array of type {value.dtype.name} ({value.dtype})", "numbers", "array.astype('float32')"
             ) from error
-    if torch.is_tensor(value) and (value.layout != torch.strided or value.is_meta or value.is_nested):
-        kind = "meta" if value.is_meta else "nested" if value.is_nested else str(value.layout)
-        raise SampleError(f"a {kind} tensor", "a dense tensor that holds its numbers", "x.to_dense()")
+    if torch.is_tensor(value) and (kind := _not_dense(value)):
+        hint = "x.dequantize()" if value.is_quantized else "x.to_dense()"
+        raise SampleError(f"a {kind} tensor", "a dense tensor that holds its numbers", hint)
     return value
+
+
+def _not_dense(x: Tensor) -> str:
+    """Why we cannot index a tensor and read its numbers; nothing for one that is as most are."""
+    kinds = {"meta": x.is_meta, "nested": x.is_nested, "quantized": x.is_quantized}
+    strange = next((kind for kind, is_so in kinds.items() if is_so), "")
+    return strange or ("" if x.layout == torch.strided else str(x.layout))
 
 
 def size(batch: Batch) -> int:
@@ -126,6 +138,7 @@ def _point_shape(batch: Batch) -> tuple | None:
 def count(sample: Sample) -> int | None:
     """How many points a sample holds, or None when only reading it would tell."""
     if isinstance(sample, Tensor | np.ndarray):
+        sample = as_tensor(sample) if isinstance(sample, Tensor) else sample
         return sample.shape[0] if sample.ndim else 0
     if isinstance(sample, DataLoader):
         return _count_loader(sample)
@@ -159,7 +172,7 @@ def choose(
     start = 0
     for batch in batches(sample):
         here = size(batch)
-        part = _in_order(start, here, wanted) if owner is None else owner[start : start + here]
+        part = _in_order(start, here, wanted) if owner is None else _owned(owner, start, here)
         start += here
         see(batch, part >= 0)
         for which in range(len(wanted)):
@@ -180,6 +193,12 @@ def _owners(n: int, wanted: Sequence[int], seed: int) -> np.ndarray:
     return np.random.default_rng([seed, 1]).permutation(owner)
 
 
+def _owned(owner: np.ndarray, start: int, here: int) -> np.ndarray:
+    """The owners of some points; points beyond those that were counted (a loader may make more of them) have none."""
+    known = owner[start : start + here]
+    return np.pad(known, (0, here - len(known)), constant_values=-1)
+
+
 def _in_order(start: int, here: int, wanted: Sequence[int]) -> np.ndarray:
     """The same for points start, start + 1, ... of a stream: every third goes to a later subset while one wants it."""
     owner = np.zeros(here, int)
@@ -197,13 +216,28 @@ def _in_order(start: int, here: int, wanted: Sequence[int]) -> np.ndarray:
 
 @contextlib.contextmanager
 def private_randomness(sample: Sample, seed: int) -> Iterator[None]:
-    """Reading a DataLoader draws from torch's global generator: lend it a private one and put things back."""
+    """Reading a sample may draw from global generators: lend them a private state and put things back."""
     generator = getattr(sample, "generator", None)
-    state = generator.get_state() if generator is not None else None
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed % 2**63)
+    generator = generator if isinstance(generator, torch.Generator) else None
+    state = None if generator is None else generator.get_state()
+    with own_randomness(seed):
         try:
             yield
         finally:
-            if generator is not None:
+            if generator is not None and state is not None:
                 generator.set_state(state)
+
+
+@contextlib.contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """The global generators of torch, NumPy and Python start at this seed, and afterwards are as they were."""
+    numpys, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002  users' code may draw from it
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed % 2**63)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpys)  # noqa: NPY002
+            random.setstate(pythons)

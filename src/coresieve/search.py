@@ -37,9 +37,9 @@ from coresieve.certification import (
     too_few,
 )
 from coresieve.compression import Compressed, Ready, calibrate, check_seed
-from coresieve.errors import ClaimError, CoresieveError, NotCertifiedError, SampleError
+from coresieve.errors import ClaimError, CoresieveError, NonFiniteError, NotCertifiedError, SampleError
 from coresieve.judge import Judge, Measured
-from coresieve.methods import Method
+from coresieve.methods import Method, resolve
 from coresieve.sample import Batch, Sample, batches, private_randomness, size, take
 from coresieve.terminal import Progress, progress, share
 
@@ -75,7 +75,7 @@ def smallest(
     The rest is as in `compress`. Ctrl-C ends the search with the best network certified so far.
     """
     asked = _goal(max_flips, max_accuracy_drop, eps, delta, confidence)
-    seed = check_seed(seed)
+    method, seed = resolve(method), check_seed(seed)
     with progress() if bar is None else nullcontext(bar) as bar:
         bar.step("reading the held-out inputs")
         judge = Judge(model, heldout, labels)
@@ -85,7 +85,7 @@ def smallest(
         ready = calibrate(
             model, rest, method=method, seed=seed, points=points, include=include, exclude=exclude
         )
-        start = _limit(ready, Judge(model, pilot), asked, _passing_share(judge, asked), seed, bar)
+        start = _limit(ready, Judge(model, pilot, warn=False), asked, _passing_share(judge, asked), seed, bar)
         return _descend(ready, judge, asked, sequence(start), seed, bar)
 
 
@@ -112,12 +112,22 @@ def _possible(judge: Judge, asked: Asked) -> None:
     name, alpha = asked.claims[0], 1 - asked.confidence
     claim = CLAIMS[name](judge.measure(judge.original), alpha, asked)  # raises where the claim does not apply
     goal = asked.goals[name]
-    if not claim.met and name != "accuracy_drop":
-        raise NotCertifiedError(
-            f"{judge.points:,} held-out inputs for {name} of at most {percent(goal)} at {percent(asked.confidence)}",
-            "enough of them to show it of a network that does not change at all",
-            too_few(judge.points, goal, alpha, next(iter(claim.counts))).rstrip("."),
+    if claim.met or name == "accuracy_drop":
+        return
+    ((what, count),) = claim.counts.items()
+    if (
+        count and allowance(judge.points, goal, alpha) >= 0
+    ):  # what does not change is bad only where it is NaN
+        raise NonFiniteError(
+            f"NaN in the original's own answers to {count:,} of {judge.points:,} held-out inputs",
+            "finite numbers",
+            "check the original's weights, and the held-out inputs for NaN",
         )
+    raise NotCertifiedError(
+        f"{judge.points:,} held-out inputs for {name} of at most {percent(goal)} at {percent(asked.confidence)}",
+        "enough of them to show it of a network that does not change at all",
+        too_few(judge.points, goal, alpha, what).rstrip("."),
+    )
 
 
 def _split(calibration: Sample, judge: Judge, seed: int) -> tuple[list[Batch], list[Batch]]:
@@ -190,8 +200,15 @@ def _descend(
         for keep in sizes:
             used = f" (last: {tested[-1]['told']})" if tested else ""
             bar.step(f"testing {share(keep)}{used}")
-            small = ready.compress(keep=keep, seed=seed)
-            measured = judge.measure(small.model)
+            try:
+                small = ready.compress(keep=keep, seed=seed)
+                measured = judge.measure(small.model)
+            except CoresieveError as error:  # a size that the method cannot make ends the search, too
+                ended = f"{share(keep)} could not be made"
+                tested.append(
+                    {"keep": keep, "kept": None, "bad": {}, "passed": False, "told": str(error).rstrip(".")}
+                )
+                break
             claim = CLAIMS[asked.claims[0]](measured, 1 - asked.confidence, asked)
             tested.append({"keep": keep, "kept": small.report.kept, "bad": claim.counts, "passed": bool(claim.met),
                            "told": allowance_used(claim)})  # fmt: skip

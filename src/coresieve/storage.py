@@ -81,6 +81,7 @@ _KINDS = {"linear": ("in", "out"), "low_rank": ("in", "out", "rank"), "batch_nor
 PathLike = str | os.PathLike[str]
 Shape = tuple[int, ...]
 Structure = dict[str, dict[str, Any]]
+Check = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 
 def save_model(path: PathLike, model: nn.Module, header: dict[str, Any]) -> None:
@@ -90,6 +91,7 @@ def save_model(path: PathLike, model: nn.Module, header: dict[str, Any]) -> None
     give the same bytes. `header` is what JSON can hold (a tuple comes back as a list), without a key "file".
     At most one tensor is copied at a time.
     """
+    path = _plain_path(path)
     tensors, aliases = _stored(model)
     inner = {
         "version": __version__,
@@ -116,18 +118,21 @@ def save_model(path: PathLike, model: nn.Module, header: dict[str, Any]) -> None
     _replace(path, write)
 
 
-def load_model(path: PathLike, into: nn.Module) -> dict[str, Any]:
+def load_model(path: PathLike, into: nn.Module, check: Check = lambda header, state: None) -> dict[str, Any]:
     """Read `path` into the skeleton `into`, bit for bit, and return the header given to `save_model`.
 
     The skeleton has the architecture of the original or of the small model: its layers are made smaller where
     the file's are, and its Linear layers replaced where the file's are of low rank. Devices are the
     skeleton's (the CPU for one on "meta"), dtypes the file's. Parameters are new objects: make optimizers
-    afterwards. When the file is damaged or does not fit, FileError is raised and the skeleton is as it was.
+    afterwards. When the file is damaged or does not fit, FileError is raised and the skeleton is as it was; so it is
+    when `check`, which is shown the header and all tensors by name before that, raises.
     """
+    path = _plain_path(path)
     with _opened(path) as file:
         contents = _contents(path, file)
         plan = _fit(path, contents, into)
         tensors = _payload(path, file, contents)
+    check(contents.header, {name: tensors[contents.source(name)] for name in contents.shapes()})
     _pour(contents, plan, tensors, into)
     return contents.header
 
@@ -137,6 +142,7 @@ def read_header(path: PathLike) -> dict[str, Any]:
 
     What is returned has been checked against the seal; the weights have not been read.
     """
+    path = _plain_path(path)
     with _opened(path) as file:
         contents = _contents(path, file)
     tensors = {
@@ -156,7 +162,7 @@ def read_header(path: PathLike) -> dict[str, Any]:
 
 def is_ours(path: PathLike) -> bool:
     """Whether a file begins as those that `save_model` writes do, whole or not."""
-    with _opened(path) as file:
+    with _opened(_plain_path(path)) as file:
         file.seek(8)
         return b'"coresieve' in file.read(64)
 
@@ -295,8 +301,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _replace(path: PathLike, write: Callable[[BinaryIO], None]) -> None:
     """Write beside the file, then put the new one in its place in one step."""
-    target = os.path.realpath(path)  # of a link, the file that it points to
     try:
+        target = os.path.realpath(path)  # of a link, the file that it points to
         mode = _replaceable(path, target)
         folder, name = os.path.dirname(target), f".coresieve-{os.getpid()}-{secrets.token_hex(4)}.tmp"
         temporary = os.path.join(folder, name)
@@ -677,12 +683,32 @@ def _unsealed(path: PathLike, text: bytes) -> FileError:
 
 def _trouble(path: PathLike, error: OSError, expected: str) -> FileError:
     hints = {
-        FileNotFoundError: f"another path; this one is in {os.path.dirname(os.path.abspath(path))!r}",
+        FileNotFoundError: f"another path; this one is in {_folder(path)!r}",
         PermissionError: "another folder, or ask for the permission",
     }
     hint = hints.get(type(error), "another folder")
     return FileError(f"{_shown(path)} ({error.strerror or error})", expected, hint)
 
 
+def _folder(path: PathLike) -> str:
+    try:
+        return os.path.dirname(os.path.abspath(os.fspath(path)))
+    except OSError:
+        return "a folder that is gone"  # the current one
+
+
 def _shown(path: PathLike) -> str:
-    return repr(os.fspath(path))
+    name = os.fspath(path)
+    return repr(name if len(name) < 400 else f"{name[:200]}...{name[-100:]}")
+
+
+def _plain_path(path: PathLike | bytes) -> str:
+    """The path as a string that a file system takes."""
+    try:
+        name = os.fsdecode(path)
+        if b"\0" in os.fsencode(name):
+            raise ValueError("it holds a zero byte")
+    except (TypeError, ValueError) as error:  # UnicodeEncodeError is one
+        given = f"a path of type {type(path).__name__} ({error})"
+        raise FileError(given, "a file's name", 'a name such as "small.safetensors"') from error
+    return name

@@ -137,7 +137,7 @@ def _compiled_max_times(w: Tensor, a: Tensor, r_plus: Tensor, r_minus: Tensor, s
     slots = -(-len(a) // GROUP) * GROUP
     rho = _typical(r_plus, r_minus)
     values = w.new_empty(w.shape[1], slots + LINE)  # more than needed, lest all edges share cache sets
-    places = torch.empty(values.shape, dtype=torch.int32)
+    places = w.new_empty(values.shape, dtype=torch.int32)
     bounds = w.new_empty(w.shape[1], slots // GROUP + 1)
     lists = [x.numpy() for x in (values, places, bounds)]
     arrays = [x.detach().contiguous().numpy() for x in (w, r_plus, r_minus, answer)]

@@ -113,7 +113,7 @@ class Found:
 
 def find(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> Found:
     """The model's layers in the order of their names; a parameter that something else uses too stays exact."""
-    _check_loaded(model)
+    check_loaded(model)
     linears: dict[str, nn.Linear] = {}
     others: dict[int, str] = {}
     notes: list[str] = []
@@ -140,7 +140,7 @@ def find(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[st
     return Found(layers, notes)
 
 
-def _check_loaded(model: nn.Module) -> None:
+def check_loaded(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         lazy = isinstance(parameter, nn.UninitializedParameter)
         if lazy or parameter.is_meta:

@@ -33,7 +33,7 @@ class Parts:
     def of(cls, work: Work, importance: Importance) -> Parts:
         S, n = [], []
         for rows in work.layer.blocks():
-            index = torch.arange(rows.start, rows.stop)
+            index = torch.arange(rows.start, rows.stop, device="cpu")
             w = work.layer.read(rows)
             s = importance(work, index, w).float()
             for sign in ((w > 0).float(), (w < 0).float()):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from coresieve import cli
-from test_cli import NETS, answer, folder  # noqa: F401  (a fixture)
+from test_cli import NETS, answer, folder, shell  # noqa: F401  (a fixture)
 
 MODEL = ["nets:build", "--weights", "weights.safetensors"]
 
@@ -142,12 +142,27 @@ def test_a_state_dict_of_another_tool(made, capsys):
             "none.safetensors",
         ),
         (["verify", "weights.safetensors", *VERIFY[2:]], 1, "without a certificate"),
+        ([*CERTIFY[:2], "weights.safetensors", *CERTIFY[3:], "--write"], 1, "which holds the original"),
+        ([*CERTIFY, "--labels", "complex.npy"], 1, "expected real numbers"),
+        ([*CERTIFY, "--labels", "two.npz"], 1, "an array named 'y'. Try: a file with that array alone"),
+        ([*SMALLEST, "--max-flips", "1%", "--seed", "1.5"], 2, "not a whole number"),
     ],
 )
 def test_bad_input(made, capsys, tokens, code, message):
+    np.save("complex.npy", np.zeros(800, np.complex64))
+    np.savez("two.npz", a=np.zeros(800), b=np.zeros(800))
+    weights = (made / "weights.safetensors").read_bytes()
     got, out, err = answer(capsys, tokens)
     assert (got, out) == (code, "")
     assert message in " ".join(err.replace("│", " ").split())
+    assert (made / "weights.safetensors").read_bytes() == weights
+
+
+def test_the_exit_code_does_not_depend_on_the_reader(made):
+    certify = " ".join([*CERTIFY, "--max-flips"])
+    assert shell(f"$C {certify} 90% | true").returncode == 0
+    run = shell(f"$C {certify} 0.5% --json | true")
+    assert (run.returncode, run.stderr) == (3, "")
 
 
 def test_help_names_the_exit_code(capsys):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from coresieve.cli_arguments import (
     Model,
     Names,
     Weights,
+    Whole,
     check_out,
 )
 from coresieve.errors import BudgetError, CoresieveError, NotCertifiedError
@@ -73,8 +75,14 @@ def main(tokens: Sequence[str] | None = None) -> int:
     except CoresieveError as error:
         complain("[bold red]error:[/]", str(error))
         return NOT_MET if isinstance(error, NotCertifiedError) else BAD_INPUT
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):
+            return FINE  # the help, into a pipe that nobody reads any more
+        complain("[bold red]error:[/]", f"the model's own code ended the program (SystemExit: {stop})")
+        return BAD_INPUT
     except KeyboardInterrupt:
-        console(stderr=True).print("interrupted")
+        with suppress(OSError, SystemExit):
+            console(stderr=True).print("interrupted")
         return INTERRUPTED
     return code if isinstance(code, int) else FINE
 
@@ -84,7 +92,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 @app.command(sort_key=1)
 def demo(
-    *, out: Path = Path("out/demo"), seeds: int | None = None, quick: Flag = False, json: Json = False
+    *, out: Path = Path("out/demo"), seeds: Whole | None = None, quick: Flag = False, json: Json = False
 ) -> None:
     """Compress a digits network by every method and draw what each size costs.
 
@@ -130,7 +138,7 @@ def compress(
     eps: Eps = None,
     delta: float = 0.05,
     method: str = "corenet++",
-    seed: int = 0,
+    seed: Whole = 0,
     include: Names = None,
     exclude: Names = None,
     data_key: Key = None,
@@ -200,7 +208,7 @@ def compare(
     heldout: Path | None = None,
     labels: Path | None = None,
     methods: Methods = None,
-    seeds: int = 3,
+    seeds: Whole = 3,
     data_key: Key = None,
     json: Json = False,
 ) -> None:

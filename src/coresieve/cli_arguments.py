@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +24,18 @@ def fraction(text: str) -> float:
         return round(float(number[:-1]) / 100, 12) if number.endswith("%") else float(number)
     except ValueError:
         raise ValueError(f"{text!r} is not a share of the parameters; write 0.1 or 10%.") from None
+
+
+def whole(text: str) -> int:
+    """A whole number: 1.5 is not taken for 2.
+
+    >>> whole("3")
+    3
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number.") from None
 
 
 def fractions(text: str) -> tuple[float, ...]:
@@ -85,6 +99,7 @@ Goal = Annotated[
     float | None,
     Parameter(converter=converted(fraction), help="Most that may change or be lost, certified: 0.01 or 1%."),
 ]
+Whole = Annotated[int, Parameter(converter=converted(whole))]
 Share = Annotated[float, Parameter(converter=converted(fraction))]
 Heldout = Annotated[Path, Parameter(help="Inputs that played no part in the compression, one per row.")]
 Labels = Annotated[Path | None, Parameter(help="The right classes of the held-out inputs.")]
@@ -92,13 +107,31 @@ Labels = Annotated[Path | None, Parameter(help="The right classes of the held-ou
 
 def check_out(out: Path, force: bool, inputs: Sequence[Path]) -> None:
     """Before any work: whether the answer can be written where it is wanted."""
+    try:
+        _check_out(out, force, inputs)
+    except OSError as error:
+        raise FileError(
+            f"--out {out} ({error.strerror})", "a file that can be written", "another name"
+        ) from error
+
+
+def _check_out(out: Path, force: bool, inputs: Sequence[Path]) -> None:
     if any(out.resolve() == path.resolve() for path in inputs):
         raise FileError(
             f"--out {out} is one of the inputs", "a new file", f"--out {out.stem}-small.safetensors"
         )
-    if out.is_dir() or not out.parent.is_dir():
-        raise FileError(f"--out {out}", "a file in a folder that exists", f"mkdir -p {out.parent}")
+    if out.is_dir():
+        raise FileError(
+            f"--out {out} is a folder", "a file", f"--out {shlex.quote(str(out / 'small.safetensors'))}"
+        )
+    if not out.parent.is_dir():
+        hint = f"mkdir -p {shlex.quote(str(out.parent))} before"
+        raise FileError(f"--out {out}", "a file in a folder that exists", hint)
+    if out.exists() and not out.is_file():
+        raise FileError(f"--out {out} is not a regular file", "a new file", "--out small.safetensors")
     if out.exists() and not force:
         raise FileError(
             f"--out {out} is there already", "a new file", "another name, or --force to replace it"
         )
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise FileError(f"--out {out} (Permission denied)", "a file that can be written", "another folder")

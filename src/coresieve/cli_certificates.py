@@ -25,8 +25,10 @@ from coresieve.cli_arguments import (
     Names,
     Share,
     Weights,
+    Whole,
     check_out,
 )
+from coresieve.errors import FileError
 from coresieve.terminal import escape, print_json, progress, say, size_of
 
 if TYPE_CHECKING:
@@ -85,6 +87,9 @@ def certify(
     write
         Store the certificate in the file of the small network.
     """
+    if write and compressed.exists() and weights.exists() and compressed.samefile(weights):
+        raise FileError(f"--write into {weights}, which holds the original", "the small network's own file",
+                        "certify without --write")  # fmt: skip
     with progress() as bar:
         bar.step("loading torch")
         from coresieve import certification
@@ -171,7 +176,7 @@ def smallest(
     delta: Share | None = None,
     confidence: Share = 0.95,
     method: str = "corenet++",
-    seed: int = 0,
+    seed: Whole = 0,
     include: Names = None,
     exclude: Names = None,
     data_key: Key = None,

@@ -8,6 +8,7 @@ nothing in a file ever does, for nothing is unpickled.
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from coresieve import sample
+from coresieve import digests, sample
 from coresieve.errors import CoresieveError, FileError, ForwardError, SampleError
 
 _HOW = "nets:build, where nets.py in the current folder holds def build(): return nn.Sequential(...)"
@@ -45,7 +46,7 @@ def make_model(spec: str) -> nn.Module:
             made = factory()
         except CoresieveError:
             raise
-        except Exception as reason:
+        except (Exception, SystemExit) as reason:  # else an exit(0) in there would look like work well done
             raise ForwardError(
                 f"{spec}() raised {_told(reason)}", "a factory without arguments", _HOW
             ) from reason
@@ -62,8 +63,9 @@ def _find(spec: str) -> Any:
     found = _module(spec, name)
     for part in path.split("."):
         if not hasattr(found, part):
+            inside = getattr(found, "__dict__", {})
             made_here = [
-                n for n, x in vars(found).items() if callable(x) and getattr(x, "__module__", None) == name
+                n for n, x in inside.items() if callable(x) and getattr(x, "__module__", None) == name
             ]
             hint = f"{name}:{' or '.join(made_here[:5])}" if made_here else _HOW
             raise FileError(f"MODEL {spec!r}: {name} has no {part!r}", "the name of a factory in it", hint)
@@ -84,7 +86,7 @@ def _module(spec: str, name: str) -> Any:
             hint = "the folder that holds it as the current one, and its name without .py"
             raise FileError(f"MODEL {spec!r}: no module {missing!r}", "a module that exists", hint) from None
         problem, hint = reason, f"pip install {missing}"
-    except Exception as reason:
+    except (Exception, SystemExit) as reason:
         problem, hint = reason, f"python -c 'import {name}' to see where"
     raise FileError(f"importing {name} raised {_told(problem)}", "a module that imports", hint) from problem
 
@@ -112,11 +114,11 @@ def fill(model: nn.Module, weights: Path, what: str = "--weights") -> None:
             f"{what} {weights} ({_line(reason)})", "a whole safetensors file", "saving it again"
         ) from reason
     except RuntimeError as reason:
-        what = _line(reason).partition(": ")[2]
-        what = what if len(what) < 400 else f"{what[:400]}..."
+        told = _line(reason).partition(": ")[2]
+        told = told if len(told) < 400 else f"{told[:400]}..."
         expected = "the state dict of the model that the factory makes"
         hint = "the factory with the sizes that the network was trained with"
-        raise FileError(f"{what} {weights} does not fit the model ({what})", expected, hint) from reason
+        raise FileError(f"{what} {weights} does not fit the model ({told})", expected, hint) from reason
 
 
 def load_array(path: Path, key: str | None = None, usual: str = "x") -> Tensor:
@@ -126,16 +128,21 @@ def load_array(path: Path, key: str | None = None, usual: str = "x") -> Tensor:
     name = next(iter(arrays)) if len(arrays) == 1 else key or usual
     if name not in arrays:
         holds = ", ".join(sorted(arrays)) or "nothing"
-        raise FileError(
-            f"{path} holds {holds}", f"an array named {name!r}", "--data-key with a name that it holds"
-        )
+        hint = "--data-key with a name that it holds" if usual == "x" else "a file with that array alone"
+        raise FileError(f"{path} holds {holds}", f"an array named {name!r}", hint)
     array = arrays[name]
     if not isinstance(array, Tensor):
         try:
-            array = torch.from_numpy(array)
-        except (TypeError, ValueError):
+            array = sample.as_tensor(array)
+        except SampleError:
             hint = "np.save(path, array.astype('float32'))"
             raise FileError(f"{path} holds {array.dtype}", "numbers that torch knows", hint) from None
+    if array.is_complex():
+        raise FileError(
+            f"{path} holds {array.dtype}",
+            "real numbers",
+            "np.save(path, abs(array)), or a column for each part",
+        )
     if array.ndim == 0 or len(array) == 0:
         raise SampleError(
             f"{path} of shape {tuple(array.shape)}", "an input per row, and some rows", "np.load to see it"
@@ -173,9 +180,14 @@ def _npz(path: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path) -> None:
-    if not path.is_file():
-        what = "is no file" if path.exists() else "does not exist"
-        raise FileError(f"{path} {what}", "a file", f"ls {path.parent}")
+    try:
+        what = "is a file" if path.is_file() else "is no file" if path.exists() else "does not exist"
+    except OSError as error:  # a name too long, a folder that may not be read
+        what = f"({error.strerror})"
+    if what != "is a file":
+        raise FileError(
+            f"{path} {what}", "a file", f"ls {shlex.quote(str(path.parent))} to see what there is"
+        )
 
 
 def batches(array: Tensor, model: nn.Module) -> list[Any]:
@@ -198,8 +210,14 @@ def set_apart(
         expected = f"one for each of the {len(judged):,} inputs that judge"
         hint = "labels that belong to --heldout, or to --data where there is no --heldout"
         raise SampleError(f"{labels.numel():,} labels", expected, hint)
-    labels = None if labels is None else labels.flatten().long()
+    if labels is not None:
+        if labels.is_floating_point() and bool((labels != labels.long()).any()):
+            raise SampleError("labels with fractions", "whole numbers", "the index of the right output")
+        labels = labels.flatten().long()
     if heldout is not None:
+        if n := digests.KnownRows(digests.rows(data)).overlap(digests.rows(heldout)):
+            raise SampleError(f"{n:,} of {len(heldout):,} inputs in --heldout, which --data also holds",
+                              "inputs that played no part in the compression", "split the data once")  # fmt: skip
         return data, heldout, labels
     if len(data) < 4:
         raise SampleError(f"{len(data)} inputs in --data", "at least 4, to set some aside", "--heldout FILE")

@@ -10,35 +10,60 @@ rich is imported at first use, so that `--help` stays quick.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
-from coresieve.errors import CoresieveWarning
+from coresieve.errors import CoresieveWarning, FileError
+from coresieve.report import new_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+NARROWEST = 40  # columns
+
 
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream of this moment (tests and pipes replace `sys.stdout`)."""
-    from rich.console import Console
-
-    return Console(file=sys.stderr if stderr else sys.stdout, highlight=False)
+    answer = new_console(file=sys.stderr if stderr else sys.stdout, highlight=False)
+    answer.width = max(NARROWEST, answer.width)  # COLUMNS=0 would print nothing at all
+    return answer
 
 
 def say(what: RenderableType) -> None:
     """Print the answer, for a person. A long line is left whole: file names can be copied."""
-    console().print(what, soft_wrap=isinstance(what, str))
+    with answering():
+        console().print(what, soft_wrap=isinstance(what, str))
 
 
 def print_json(answer: Any) -> None:
     import json
 
-    print(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
+    with answering():
+        print(json.dumps(_finite(answer), indent=2, allow_nan=False, default=str))
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Write to stdout, all of it, now. A reader who has left (`| head`) is no fault: the exit code tells the rest."""
+    stdout = sys.stdout
+    try:
+        yield
+        if stdout is not None:
+            stdout.flush()
+    except SystemExit as stop:  # so rich ends a program whose pipe is closed, having turned it to /dev/null
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+    except OSError as error:
+        if stdout is not None:  # else the interpreter complains at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            given = f"the answer, which could not be written ({error.strerror})"
+            raise FileError(given, "a stdout that takes it", "a disk with room, or another file") from error
 
 
 def _finite(value: Any) -> Any:
@@ -53,7 +78,8 @@ def _finite(value: Any) -> Any:
 def complain(label: str, message: str, err: Console | None = None) -> None:
     """A message on stderr: wrapped at words for a person, one line for a log."""
     err = err or console(stderr=True)
-    err.print(f"{label} {escape(message)}", soft_wrap=not err.is_terminal)
+    with suppress(OSError, SystemExit):  # a stderr that cannot be written changes no exit code
+        err.print(f"{label} {escape(message)}", soft_wrap=not err.is_terminal)
 
 
 class Progress:
@@ -103,7 +129,7 @@ def progress() -> Iterator[Progress]:
     err = console(stderr=True)
     with warnings.catch_warnings():
         warnings.showwarning = _warn(err)
-        if not err.is_terminal:
+        if not drawable(err):
             with redirect_stdout(sys.stderr):  # what a model's own code prints is not our answer
                 yield Progress()
             return
@@ -119,6 +145,11 @@ def progress() -> Iterator[Progress]:
         )
         with Bar(*columns, console=err, transient=True) as bar:
             yield Progress(bar)
+
+
+def drawable(err: Console) -> bool:
+    """A terminal, where a line can be drawn anew. FORCE_COLOR asks for colours in a log, not for bars."""
+    return err.is_terminal and err.file.isatty()
 
 
 def _warn(err: Console) -> Any:

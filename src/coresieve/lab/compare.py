@@ -19,6 +19,7 @@ repeats each size 50 times; here as often as there are seeds.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,9 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coresieve.calibration import eval_mode, first_tensor, forward
+from coresieve.calibration import check_finite
 from coresieve.compression import Ready, calibrate
-from coresieve.errors import CoresieveError, ForwardError, SampleError
+from coresieve.errors import CoresieveError, SampleError
+from coresieve.judge import classes, first_answers
 from coresieve.lab.quick import quick
 from coresieve.methods import METHODS, resolve
 
@@ -66,9 +68,12 @@ def compare(
 ) -> Iterator[Row]:
     """One row per cell, as soon as it is measured. A cell that fails stays, with its reason in `failed`."""
     before = outputs(model, heldout)
-    if labels is not None and before.shape[:-1] != labels.shape:
+    if labels is not None and (before.shape[:-1] != labels.shape or before.shape[-1] < 2):
         given = f"labels of shape {tuple(labels.shape)} for outputs of shape {tuple(before.shape)}"
         raise SampleError(given, "a class for each output", "no labels, where the model is no classifier")
+    if labels is not None:
+        classes(labels, before.shape[-1])  # refuses those that are none
+    check_finite(before, "the original's answers to the inputs that judge")
     for method in methods:
         start = time.perf_counter()
         ready = calibrate(model, calibration, method=method, seed=seeds[0])
@@ -95,7 +100,9 @@ def measure(
 
 def judge(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Row:
     """The measures of the table above, from the two networks' outputs over the same inputs."""
-    gap = (after.double() - before.double()).abs().sum().item()
+    gap = (
+        (after.double() - before.double()).abs().nan_to_num(nan=torch.inf, posinf=torch.inf).sum().item()
+    )  # NaN is off by infinity
     scale = before.double().abs().sum().item()
     answer: Row = {"l1_error": gap / len(before), "error": gap / scale if scale > 0 else None}
     if before.ndim >= 2 and before.shape[-1] >= 2:  # one number per input is no vote among classes
@@ -113,16 +120,7 @@ def accuracy(model: nn.Module, heldout: Sequence[Tensor], labels: Tensor) -> flo
 
 def outputs(model: nn.Module, batches: Iterable[Any]) -> Tensor:
     """f(x) over all batches, in eval mode. Of a model that answers with several tensors, the first counts."""
-    with eval_mode(model), torch.no_grad():
-        answers = [first_tensor(forward(model, batch, " (held out)")) for batch in batches]
-    found = [answer.cpu() for answer in answers if answer is not None]
-    if not found or len(found) < len(answers):
-        raise ForwardError(
-            "a model whose answer holds no floating-point tensor",
-            "a tensor, or a tuple or dict that holds one",
-            "wrap the model so that its forward returns the output to compare",
-        )
-    return torch.cat(found)
+    return first_answers(model, list(batches), "network")[0]
 
 
 def summary(rows: Iterable[Row]) -> list[Row]:
@@ -143,6 +141,7 @@ def _summarise(method: str, keep: float, group: Sequence[Row]) -> Row:
     for name in MEASURES:
         values = [row[name] for row in group if row.get(name) is not None]
         answer[name] = statistics.fmean(values) if values else None
-        answer[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        tells = len(values) > 1 and all(map(math.isfinite, values))
+        answer[f"{name}_std"] = statistics.stdev(values) if tells else None
     answer["failed"] = next((row["failed"] for row in group if row.get("failed")), None)
     return answer

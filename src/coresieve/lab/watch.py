@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
-from coresieve.terminal import console
+from coresieve.terminal import console, drawable
 
 if TYPE_CHECKING:
     from coresieve.lab.run import Progress
@@ -19,7 +19,7 @@ def watched() -> Iterator[Callable[[Progress], None]]:
     import sys
 
     err = console(stderr=True)
-    if not err.is_terminal:
+    if not drawable(err):
         with redirect_stdout(sys.stderr):
             yield lambda _: None
         return

@@ -481,6 +481,21 @@ def test_reweighed_weights_that_overflow_are_an_error_and_not_a_network(method):
         assert all(bool(torch.isfinite(p).all()) for p in small.model.parameters())
 
 
+@pytest.mark.parametrize("scale", [2.0**-80, 2.0**80])
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_whose_squares_leave_float32_are_weights(scale, method):
+    model = net()[0]
+    plain = compress(copy.deepcopy(model), method=method, keep=0.3).model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    scaled = compress(model, method=method, keep=0.3).model
+    for small, large in zip(plain.parameters(), scaled.parameters(), strict=True):
+        if method != "svd":
+            torch.testing.assert_close(large / scale, small)
+    torch.testing.assert_close(scaled(X) / scale, plain(X), rtol=1e-3, atol=1e-3)
+
+
 # ---- samples -----------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ with replacement and reweighted, so that the sparse matrix is unbiased. They see
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -64,8 +65,10 @@ class L2(_Norms):
     name: ClassVar[str] = "l2"
 
     def probabilities(self, work: Work) -> Importance:
-        total = l2(work) or 1.0
-        return lambda work, rows, w: w.square() / total
+        root = (
+            math.sqrt(l2(work)) or 1.0
+        )  # divided by before squares are taken, lest they leave float32's range
+        return lambda work, rows, w: (w / root).square()
 
 
 @dataclass(frozen=True)
@@ -73,5 +76,5 @@ class L1L2(_Norms):
     name: ClassVar[str] = "l1l2"
 
     def probabilities(self, work: Work) -> Importance:
-        total, squares = l1(work) or 1.0, l2(work) or 1.0
-        return lambda work, rows, w: (w.abs() / total + w.square() / squares) / 2
+        total, root = l1(work) or 1.0, math.sqrt(l2(work)) or 1.0
+        return lambda work, rows, w: (w.abs() / total + (w / root).square()) / 2

@@ -267,6 +267,8 @@ def test_whole_numbers_beyond_float32_are_told_apart():
     rows = digests.rows(x)
     assert (rows[0] == rows[2], rows[0] == rows[1]) == (True, False)
     assert digests.rows(torch.tensor([[0.0, -0.0]])) == digests.rows(torch.tensor([[0, 0]]))
+    many = torch.cat([torch.arange(300), 2**24 + torch.arange(300)])[:, None]  # in blocks as one by one
+    assert digests.rows(many).tolist() == [int(digests.rows(row[None])[0]) for row in many]
 
 
 def test_repeated_rows_draw_a_warning(case):

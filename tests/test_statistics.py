@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -253,7 +254,7 @@ MEMORY = """
     import sys, torch, coresieve as cs
     from torch import nn
 
-    width, points, batch = 4096, int(sys.argv[1]), 256
+    dtype, signed, points, batch, width = getattr(torch, sys.argv[1]), sys.argv[2] == "signed", *map(int, sys.argv[3:])
     torch.set_num_threads(1)
 
     def peak():
@@ -262,11 +263,11 @@ MEMORY = """
     def batches(width, points):
         generator = torch.Generator().manual_seed(0)
         for _ in range(points // batch):
-            yield torch.rand(batch, width, generator=generator)
+            yield torch.rand(batch, width, generator=generator).sub_(0.5 * signed).to(dtype)
 
-    tiny = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    cs.calibrate(tiny, batches(64, 512), method="corenet", points=512).compress(keep=0.5)  # compile, import
-    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+    tiny = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to(dtype)
+    cs.calibrate(tiny, batches(64, 2 * batch), method="corenet", points=2 * batch).compress(keep=0.5)  # compile, import
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).to(dtype)
     with torch.no_grad():
         model(next(batches(width, batch)))  # what a forward alone needs is not ours
     with open("/proc/self/clear_refs", "w") as file:
@@ -277,17 +278,32 @@ MEMORY = """
 """
 
 
+def extra_memory(dtype: str, inputs: str, points: int, batch: int, width: int) -> int:
+    """Bytes that calibrating needs at its worst. Freed memory goes back at once, or the peak is the allocator's."""
+    code = [sys.executable, "-c", textwrap.dedent(MEMORY), dtype, inputs, *map(str, (points, batch, width))]
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    run = subprocess.run(code, capture_output=True, text=True, check=True, env=environment)
+    return int(run.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_beyond_the_weights_is_less_than_twice_the_weights():
-    """4096 - 4096 - 4096: at most two times the weights and one batch's activations, whatever the points."""
+@pytest.mark.parametrize("inputs", ["positive", "signed"])
+@pytest.mark.parametrize(
+    ("dtype", "bytes_each"), [("float32", 4), ("float64", 8), ("bfloat16", 2), ("float16", 2)]
+)
+@pytest.mark.parametrize("batch", [256, 1024])
+def test_memory_beyond_the_weights_is_less_than_twice_the_weights(dtype, bytes_each, batch, inputs):
+    """2048 - 2048 - 2048: at most two times the weights and one batch's activations."""
+    weights, activations = bytes_each * 2 * 2048 * 2049, bytes_each * batch * 2048 * 3
+    assert extra_memory(dtype, inputs, 2 * batch, batch, 2048) <= 2 * weights + activations
 
-    def extra(points: int) -> int:
-        code = [sys.executable, "-c", textwrap.dedent(MEMORY), str(points)]
-        run = subprocess.run(code, capture_output=True, text=True, check=True)
-        return int(run.stdout)
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_more_points_need_no_more_memory():
+    """4096 - 4096 - 4096, 256 points and 16 times as many: nothing but an allocator's slack more."""
     weights, activations = 4 * 2 * 4096 * 4097, 4 * 256 * 4096 * 3
-    few, many = extra(256), extra(4096)
+    few, many = (extra_memory("float32", "positive", points, 256, 4096) for points in (256, 4096))
     assert many <= 2 * weights + activations
-    assert many <= few + 4 * activations  # what 16 times the points may add: nothing but an allocator's slack
+    assert many <= few + 4 * activations

@@ -331,6 +331,7 @@ class _Pass:
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], sensitivities: bool):
         self.model, self.layers, self.sensitivities = model, layers, sensitivities
+        self.weights = sum(layer.weight.nbytes for layer in layers)
         self.seen: dict[str, Seen] = {}
         self.measuring, self.judging = Kept(), Kept()
         self.points = self.forwards = self.largest = 0
@@ -385,8 +386,8 @@ class _Pass:
     def _first_sight(self, layer: Layer) -> Seen:
         edges = layer.weight.shape[1]
         statistics = Statistics.empty(
-            layer.shape[0], edges, len(layer.biases), working_dtype(layer.weight), layer.weight.device,
-            sensitivities=self.sensitivities and layer.chosen,
+            layer.shape[0], edges, len(layer.biases), layer.weight.dtype, layer.weight.device,
+            sensitivities=self.sensitivities and layer.chosen, weights=self.weights,
         )  # fmt: skip
         self.seen[layer.name] = Seen(layer, statistics)
         return self.seen[layer.name]
@@ -395,8 +396,9 @@ class _Pass:
         """Was this layer fed exactly the ReLU of the layer that ran just before?"""
         if self.previous is not None:
             before, z = self.previous
+            self.previous = None  # its memory is free from here on
             feeds = self.seen[before].feeds
-            feeds[name] = feeds.get(name, True) and z.shape == a.shape and torch.equal(z.clamp(min=0), a)
+            feeds[name] = feeds.get(name, True) and z.shape == a.shape and torch.equal(z.clamp_(min=0), a)
 
     def is_chain(self) -> bool:
         chain = list(self.seen.values())

@@ -24,6 +24,7 @@ from coresieve.errors import stored
 from coresieve.sample import Batch, size
 
 ROWS_REMEMBERED = 2**16  # half a megabyte; bounds the memory, whatever the number of points
+ROWS_AT_ONCE = 64  # copied to be digested
 
 
 def rows(batch: Batch) -> np.ndarray:
@@ -31,13 +32,19 @@ def rows(batch: Batch) -> np.ndarray:
     n = size(batch)
     named = {"": batch} if isinstance(batch, Tensor) else batch
     parts = [x for _, x in sorted(named.items()) if torch.is_tensor(x) and x.ndim and x.shape[0] == n]
-    split = [_split(part.detach().cpu().reshape(n, -1)) for part in parts]
-    values, rest = (np.ascontiguousarray(np.concatenate(x, axis=1)) for x in zip(*split, strict=True))
-    more = rest.any(axis=1)
-    digests = [hashlib.sha256(line).digest()[:8] for line in values]
-    for i in np.flatnonzero(more):
-        digests[i] = hashlib.sha256(values[i].tobytes() + rest[i].tobytes()).digest()[:8]
+    digests: list[bytes] = []
+    for first in range(0, n, ROWS_AT_ONCE):
+        digests += _digests([part[first : first + ROWS_AT_ONCE].detach().cpu() for part in parts])
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
+def _digests(parts: list[Tensor]) -> list[bytes]:
+    split = [_split(part.reshape(len(part), -1)) for part in parts]
+    values, rest = (np.ascontiguousarray(np.concatenate(x, axis=1)) for x in zip(*split, strict=True))
+    digests = [hashlib.sha256(line).digest()[:8] for line in values]
+    for i in np.flatnonzero(rest.any(axis=1)):
+        digests[i] = hashlib.sha256(values[i].tobytes() + rest[i].tobytes()).digest()[:8]
+    return digests
 
 
 def _split(x: Tensor) -> tuple[np.ndarray, np.ndarray]:

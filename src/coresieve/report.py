@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from coresieve.errors import stored
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
+
+WIDTH = 79  # of the text: what a terminal of 80 columns shows
 
 
 @dataclass
@@ -38,6 +40,9 @@ class LayerReport:
     @property
     def kept(self) -> float:
         return self.after / self.before if self.before else 1.0
+
+
+Columns = list[tuple[str, Callable[[LayerReport], str]]]
 
 
 @dataclass
@@ -106,17 +111,17 @@ class Report:
             return replace(cls(**{**known(cls, data), "layers": []}), layers=layers)
 
     def __str__(self) -> str:
-        console = new_console(file=io.StringIO(), width=100, color_system=None)
+        console = new_console(file=io.StringIO(), width=WIDTH, color_system=None)
         console.print(self)
         assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue().rstrip()
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).rstrip()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.padding import Padding
         from rich.text import Text
 
         yield Text(self._title(), style="bold")
-        yield self._table(narrow=options.max_width < 100)
+        yield from self._tables(console, options)
         for line in (
             self._measured(),
             self.guarantee,
@@ -126,13 +131,27 @@ class Report:
             if line:
                 yield Padding(Text(line), (0, 0, 0, 1))
 
-    def _table(self, narrow: bool) -> Table:
+    def _tables(self, console: Console, options: ConsoleOptions) -> list[Table]:
+        """All columns side by side where the terminal is wide enough; else how it was done in a table below."""
+        from rich.measure import Measurement
+
+        sizes, how = self._columns()
+        unbounded = options.update(max_width=10_000)
+
+        def fits(table: Table) -> bool:
+            return Measurement.get(console, unbounded, table).maximum <= options.max_width
+
+        ways = ([sizes + how], [sizes, sizes[:1] + how]) if how else ([sizes],)
+        drawn = [[self._table(part, gap) for part in parts] for parts in ways for gap in (1, 0)]
+        return next((tables for tables in drawn if all(map(fits, tables))), drawn[-1])
+
+    def _table(self, columns: Columns, gap: int) -> Table:
+        """A line a layer, and a total. The line breaks within a layer's name where nothing else helps."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        columns = self._columns(narrow)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap))
         for name, _ in columns:
             number = name != "layer"
             table.add_column(
@@ -140,15 +159,15 @@ class Report:
             )
         for layer in self.layers:
             table.add_row(*(Text(show(layer)) for _, show in columns))
-        table.add_section()
         total = {
-            "layer": "total",
             "before": f"{self.parameters_before:,}",
             "after": f"{self.parameters_after:,}",
             "kept": _percent(self.kept),
             "error": _short(self.error),
         }
-        table.add_row(*(total.get(name, "") for name, _ in columns), style="bold")
+        if total.keys() & dict(columns).keys():
+            table.add_section()
+            table.add_row("total", *(total.get(name, "") for name, _ in columns[1:]), style="bold")
         return table
 
     def _title(self) -> str:
@@ -165,33 +184,25 @@ class Report:
         told = self.a_priori is not None and self.budget.startswith("keep")
         return f"A priori error bound: {self.a_priori_told()}" if told else ""
 
-    def _columns(self, narrow: bool):
-        always = [
+    def _columns(self) -> tuple[Columns, Columns]:
+        """Those that every method has, and those that some layer has a number for."""
+        always: Columns = [
             ("layer", lambda x: x.name),
             ("before", lambda x: f"{x.before:,}"),
             ("after", lambda x: f"{x.after:,}"),
             ("kept", lambda x: _percent(x.kept)),
             ("error", lambda x: _short(x.error)),
         ]
-        numbers = [
+        numbers: Columns = [
             ("exact rows", lambda x: "" if x.rows_exact is None else f"{x.rows_exact:,}/{x.rows:,}"),
             ("draws", lambda x: _count(x.draws)),
+            ("dead", lambda x: _count(x.dead_neurons)),
+            ("rank", lambda x: _count(x.rank)),
             ("mean S", lambda x: _short(x.sensitivity_mean)),
             ("max S", lambda x: _short(x.sensitivity_max)),
             ("Delta", lambda x: _short(x.delta_hat)),
-            ("dead", lambda x: _count(x.dead_neurons)),
-            ("rank", lambda x: _count(x.rank)),
         ]
-        told = [(name, show) for name, show in numbers if any(show(layer) for layer in self.layers)]
-        if narrow:
-            short = {
-                "exact rows": "exact",
-                "draws": "draws",
-                "dead": "dead",
-                "rank": "rank",
-            }
-            told = [(short[name], show) for name, show in told if name in short]
-        return always + told
+        return always, [(name, show) for name, show in numbers if any(map(show, self.layers))]
 
 
 def new_console(**how: Any) -> Console:

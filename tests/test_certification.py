@@ -94,6 +94,18 @@ def test_every_claim_by_hand(case):
     assert c > 0
 
 
+def test_each_claim_tells_what_it_rests_on(case):
+    model, small, _, x = case
+    cert = cs.certify(model, small, x, labels=torch.zeros(len(x), dtype=torch.long))
+    labelled, plain = cert["accuracy_drop"].assumptions, cert["flips"].assumptions
+    assert labelled == (*plain, "their labels are right")
+    told = cert.to_dict()
+    assert [tuple(claim["assumptions"]) for claim in told["claims"]] == [claim.assumptions for claim in cert]
+    assert told["assumptions"] == list(labelled)
+    assert all(what in " ".join(str(cert).split()) for what in labelled)
+    assert "labels" not in str(cs.certify(model, small, x))
+
+
 def test_confidence_is_joint(case):
     model, small, _, x = case
     all_of_them = cs.certify(model, small, x, eps=0.2)

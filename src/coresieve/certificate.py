@@ -26,6 +26,7 @@ ASSUMPTIONS = (
     "the held-out inputs are independent draws from the inputs that the network will meet",
     "they were used neither to compress nor to choose the network",
 )
+LABELLED = ("their labels are right",)  # where a claim counts what is right
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Claim:
     def met(self) -> bool | None:
         """Whether the goal is met; None without a goal."""
         return None if self.goal is None else self.bound is not None and self.bound <= self.goal
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the claim rests on, beside its confidence."""
+        return ASSUMPTIONS + LABELLED * (self.name == "accuracy_drop")
 
     @property
     def says_nothing(self) -> bool:
@@ -95,10 +101,15 @@ class Certificate:
         results = [claim.met for claim in self.claims if claim.met is not None]
         return all(results) if results else None
 
+    @property
+    def assumptions(self) -> list[str]:
+        """Those of all claims, each once."""
+        return list(dict.fromkeys(what for claim in self.claims for what in claim.assumptions))
+
     def __str__(self) -> str:
         lines = [f"Certificate, {percent(self.confidence)} confidence, {self.points:,} held-out inputs"]
         lines += [f"- {_told(claim)}" for claim in self.claims]
-        lines += [self.procedure, f"Assumed: {'; '.join(ASSUMPTIONS)}."]
+        lines += [self.procedure, f"Assumed: {'; '.join(self.assumptions)}."]
         lines += [f"Note: {note}." for note in self.notes]
         lines += [self.a_priori] * bool(self.a_priori)
         return "\n".join(
@@ -108,9 +119,11 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """For JSON; infinities become strings."""
         claims = [
-            asdict(claim) | {"met": claim.met, "says_nothing": claim.says_nothing} for claim in self.claims
+            asdict(claim)
+            | {"met": claim.met, "says_nothing": claim.says_nothing, "assumptions": list(claim.assumptions)}
+            for claim in self.claims
         ]
-        return jsonable(asdict(self) | {"claims": claims, "met": self.met, "assumptions": list(ASSUMPTIONS)})
+        return jsonable(asdict(self) | {"claims": claims, "met": self.met, "assumptions": self.assumptions})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Certificate:

@@ -194,6 +194,12 @@ class Cell:
         return self.network.id, self.method
 
 
+def _distinct_names(choices: list[Choice]) -> None:
+    told = [choice.told for choice in choices]
+    if twice := next((name for name in told if told.count(name) > 1), None):
+        raise DomainError(f"two methods called {twice!r}", "a name of its own for each", 'label = "..."')
+
+
 def read(path: Path) -> Experiment:
     """The experiment in a TOML file."""
     try:
@@ -207,6 +213,7 @@ def read(path: Path) -> Experiment:
         experiment = Experiment.model_validate({"name": path.stem} | raw)
         for choice in experiment.choices:
             choice.method()
+        _distinct_names(experiment.choices)
     except ValidationError as reason:
         wrong = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in reason.errors()[:5]

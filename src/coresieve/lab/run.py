@@ -3,7 +3,8 @@
 The client, and nobody else, writes results. Workers get one task for each network and method, so that it is calibrated
 once, and send each result as soon as they have it; what is stored is never computed again. When a worker dies, the cell
 that it was at is set aside, and the others of its task go on. In the end those set aside run one at a time: a cell that
-then kills three workers is a failed result.
+then kills three workers is a failed result, and so is a network that kills three in training. A file that a worker or
+the client cannot read or write ends the run with its reason: it says nothing of any cell.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import threading
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from coresieve.errors import FileError, MissingExtraError
 from coresieve.lab.compare import MEASURES, Row
 from coresieve.lab.experiment import Cell, Choice, Experiment
 from coresieve.lab.results import Store
-from coresieve.lab.train import Network
+from coresieve.lab.train import Network, restored
 from coresieve.lab.worker import measure_all, trained_bytes
 
 TOPIC = "coresieve"
@@ -130,10 +131,11 @@ class Run:
 
     def _keep(self, cell_id: str, measured: Row) -> None:
         with self.lock:
-            cell = self.todo.pop(cell_id, None)
+            cell = self.todo.get(cell_id)
             if cell is None:
                 return
-            self.store.write(cell, measured)
+            self.store.write(cell, measured)  # what cannot be written stays to do: it comes again with the task's end
+            del self.todo[cell_id]
             failed = self.progress.failed + (measured["failed"] is not None)
             self.progress.told(done=self.progress.done + 1, failed=failed,
                                doing=f"{cell.dataset} {cell.architecture} {cell.method}")  # fmt: skip
@@ -142,19 +144,33 @@ class Run:
 
     def _train(self, networks: list[Network]) -> dict[str, bytes]:
         """The weights of each network: from its file, or trained by a worker and then kept."""
+        for network in networks:
+            if network.path(self.networks).exists():
+                restored(network, network.path(self.networks))  # a broken file is told now, not by every cell
         missing = [network for network in networks if not network.path(self.networks).exists()]
-        futures = {
-            self.client.submit(_training, network, pure=False, priority=-i): network
-            for i, network in enumerate(missing)
-        }
-        for future in _completed(futures):
-            network = futures[future]
-            if future.status == "finished":
-                _write(network.path(self.networks), future.result())
-                continue
-            for cell in [cell for cell in self.todo.values() if cell.network == network]:
-                self._keep(cell.id, _failure(f"training {network.architecture} failed: {future.exception()}"))
+        deaths: Counter[str] = Counter()
+        while missing:
+            futures = {
+                self.client.submit(_training, network, pure=False, priority=-i): network
+                for i, network in enumerate(missing)
+            }
+            missing = []
+            for future in _completed(futures):
+                network, reason = futures[future], _reason(future)
+                deaths[network.id] += _killed(reason)
+                if reason is None:
+                    _write(network.path(self.networks), future.result())
+                elif isinstance(reason, FileError):
+                    raise reason
+                elif _killed(reason) and deaths[network.id] < STRIKES:
+                    missing.append(network)
+                else:
+                    self._untrained(network, reason)
         return {n.id: n.path(self.networks).read_bytes() for n in networks if n.path(self.networks).exists()}
+
+    def _untrained(self, network: Network, reason: Exception) -> None:
+        for cell in [cell for cell in self.todo.values() if cell.network == network]:
+            self._keep(cell.id, _failure(f"training {network.architecture} failed: {_told(reason)}"))
 
     # --- Measuring ------------------------------------------------------------------------------------------
 
@@ -169,6 +185,8 @@ class Run:
             todo = []
             for future in _completed(futures):
                 left = [cell for cell in futures[future] if cell.id in self.todo]
+                if isinstance(reason := _reason(future), FileError):
+                    raise reason
                 if future.status == "finished":
                     for cell_id, measured in future.result():
                         self._keep(cell_id, measured)
@@ -200,16 +218,17 @@ class Run:
 
     def _alone(self, cell: Cell, weights: dict[str, bytes]) -> None:
         """A cell whose worker died, with nothing else running, so that a death is its own."""
-        told = ""
+        reason: Exception | None = None
         for _ in range(STRIKES):
             (future,) = self._submitted([[cell]], weights)
-            try:
+            reason = next(_reason(done) for done in _completed([future]))
+            if reason is None:
                 self._keep(*future.result()[0])
                 return
-            except Exception as reason:
-                killed = type(reason).__name__ in ("KilledWorker", "FutureCancelledError")
-                told = f"its worker died {STRIKES} times" if killed else f"{type(reason).__name__}: {reason}"
-        self._keep(cell.id, _failure(told))
+            if isinstance(reason, FileError):
+                raise reason
+        assert reason is not None
+        self._keep(cell.id, _failure(_told(reason)))
 
 
 def _completed(futures: Iterable[Any]) -> Iterator[Any]:
@@ -218,15 +237,38 @@ def _completed(futures: Iterable[Any]) -> Iterator[Any]:
     yield from as_completed(list(futures))
 
 
+def _reason(future: Any) -> Exception | None:
+    """Why a task that has ended has no answer; None when it has one."""
+    if future.status == "finished":
+        return None
+    try:
+        return future.exception()
+    except Exception as reason:  # of a cancelled one dask raises it
+        return reason
+
+
+def _killed(reason: Exception | None) -> bool:
+    """Did its worker die?"""
+    return type(reason).__name__ in ("KilledWorker", "FutureCancelledError", "CancelledError")
+
+
+def _told(reason: Exception) -> str:
+    return f"its worker died {STRIKES} times" if _killed(reason) else f"{type(reason).__name__}: {reason}"
+
+
 def _failure(reason: str) -> Row:
     return dict.fromkeys(MEASURES) | {"failed": reason[:500]}
 
 
 def _write(path: Path, raw: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(raw)
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(raw)
+        temporary.replace(path)
+    except OSError as reason:
+        hint = "--networks with another folder"
+        raise FileError(f"{path} ({reason.strerror})", "a folder that can be written", hint) from reason
 
 
 # --- On the worker ------------------------------------------------------------------------------------------

@@ -31,29 +31,32 @@ BATCH_JUDGED = 500  # test images at once: enough to be fast, small enough for a
 def trained_bytes(network: Network, tell: Tell) -> bytes:
     """Train it here; its weights as the bytes of a safetensors file."""
     torch.set_num_threads(1)
-    if (found := data.digest(network.dataset)) != network.images:
-        raise FileError(f"other images of {network.dataset} here ({found})", f"those of {network.images}",
-                        "CORESIEVE_DATA with the same files for every worker")  # fmt: skip
+    _check_images(network)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.safetensors"
         train(network, path, lambda epoch, accuracy: tell({"epoch": epoch, "accuracy": accuracy}))
         return path.read_bytes()
 
 
+def _check_images(network: Network) -> None:
+    if (found := data.digest(network.dataset)) != network.images:
+        raise FileError(f"other images of {network.dataset} here ({found})", f"those of {network.images}",
+                        "CORESIEVE_DATA with the same files for every worker")  # fmt: skip
+
+
 def measure_all(cells: Sequence[Cell], choice: Choice, weights: bytes, tell: Tell) -> list[tuple[str, Row]]:
     """(id, what was measured) of each cell; all are of one network and one method."""
     torch.set_num_threads(1)
+    bench = _bench(cells[0].network, weights)  # without it nothing can be said of any cell: an error of the task
     done = []
     for cell in cells:
-        tell({"begun": cell.id})
-        done.append((cell.id, measured(cell, choice, weights)))
+        done.append((cell.id, measured(cell, choice, bench)))
         tell({"id": cell.id, "measured": done[-1][1]})
     return done
 
 
-def measured(cell: Cell, choice: Choice, weights: bytes) -> Row:
+def measured(cell: Cell, choice: Choice, bench: Bench) -> Row:
     try:
-        bench = _bench(cell.network, weights)
         found = _retrained(cell, choice, bench) if cell.epochs else _drawn(cell, choice, bench)
     except Exception as reason:  # whatever it is, it stays as this cell's result, and the others go on
         told = str(reason) if isinstance(reason, CoresieveError) else f"{type(reason).__name__}: {reason}"
@@ -72,6 +75,7 @@ class Bench:
     """A trained network with the images that calibrate and judge, and the original's answers to the latter."""
 
     def __init__(self, network: Network, weights: bytes):
+        _check_images(network)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "network.safetensors"
             path.write_bytes(weights)
@@ -106,7 +110,7 @@ def _drawn(cell: Cell, choice: Choice, bench: Bench) -> Row:
 def _retrained(cell: Cell, choice: Choice, bench: Bench) -> Row:
     """Shrink to size in `rounds` steps of one ratio, with `epochs` of training on labels after each."""
     parts = data.load(cell.dataset)
-    loader = Shuffled(parts.train, parts.train_labels, cell.trial)
+    loader = Shuffled(parts.train, parts.train_labels)
     small, before = None, bench.model
     for round in range(1, cell.rounds + 1):
         keep = cell.keep ** (round / cell.rounds)
@@ -137,7 +141,7 @@ def _shrunk(
 class Shuffled:
     """Batches of (x, labels) in another order each time, drawn from torch's generator."""
 
-    def __init__(self, x: Tensor, labels: Tensor, seed: int):
+    def __init__(self, x: Tensor, labels: Tensor):
         self.x, self.labels = x, labels
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

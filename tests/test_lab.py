@@ -15,7 +15,7 @@ import torch
 
 from coresieve import cli
 from coresieve.errors import DomainError, FileError
-from coresieve.lab import claims, data, experiment, figures, results, train, version
+from coresieve.lab import claims, data, experiment, figures, results, train, version, worker
 from coresieve.lab.compare import MEASURES
 from coresieve.lab.run import Progress, Run, cluster
 from coresieve.methods import resolve
@@ -94,6 +94,7 @@ def measures(rows):
         (("amplify = 2", "amplify = 0"), "amplify=0"),
         (('"svd"', '"nowhere.module:METHOD"'), "nowhere"),
         (("networks = 2", "networks = 0"), "networks"),
+        (('"svd"', '{name = "corenet", rounds = 2, epochs = 1}'), "two methods called 'corenet'"),
         (('title = "A small one"', "title ="), "TOML"),
     ],
 )
@@ -220,6 +221,24 @@ def test_workers_that_are_killed_lose_nothing(written, tmp_path):
     assert all(row["failed"] is None for row in rows)
 
 
+def test_a_worker_that_is_killed_in_training_loses_nothing(written):
+    written.write_text(TOML.replace("epochs = 3", "epochs = 150").replace('"svd", ', ""))
+    killed = []
+    with cluster(None, workers=1) as client:
+        pids = client.run(os.getpid)
+
+        def watch(state: Progress) -> None:
+            if "epoch" in state.doing and not killed:
+                killed.append(state.doing)
+                os.kill(next(iter(pids.values())), signal.SIGKILL)
+
+        state = Progress(watch=lambda s: threading.Thread(target=watch, args=(s,)).start())
+        _, store = run(client, written, state)
+    assert killed
+    assert len(store.rows()) == CELLS - 4
+    assert all(row["failed"] is None for row in store.rows())
+
+
 def test_a_cell_that_always_kills_its_worker_ends_as_one_failed_row(written, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text(DEADLY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -309,6 +328,95 @@ def test_retraining_keeps_the_size_and_wins_accuracy_back(client, written):
         assert lost["retrained", network] < lost["magnitude", network] - 0.1
 
 
+def stored(path, **more):
+    """Results of every cell, without measuring one."""
+    found = experiment.read(path)
+    store = results.Store(found, path.parent / "results")
+    for cell in found.cells():
+        store.write(cell, dict.fromkeys(MEASURES, 0.1) | {"parameters": 1, "failed": None} | more)
+    return found, store
+
+
+def test_results_of_another_training_or_calibration_are_not_taken_for_these(written):
+    found, store = stored(written)
+    assert len(results.answers(found, store.rows())[0]) == CELLS
+    for change in [{"epochs": 4}, {"calibration": 100}]:
+        assert results.answers(found.model_copy(update=change), store.rows()) == ([], 0)
+    longer = TOML.replace('"svd"', '{name = "svd", epochs = 1}')
+    written.write_text(longer)
+    methods = {row["method"] for row in results.answers(experiment.read(written), store.rows())[0]}
+    assert methods == {"corenet", "corenet++ (amplify=2)"}
+
+
+def test_packing_again_doubles_nothing_and_stays_clear_of_a_run_that_goes_on(written):
+    _, store = stored(written)
+    store.pack()
+    stored(written)  # the same cells, loose again
+    (store.folder / "another.1.tmp").write_text("")
+    assert store.pack() == CELLS
+    assert not list(store.folder.glob("*.json"))
+    import duckdb
+
+    assert duckdb.sql("select count(*) from 'results/small.parquet'").fetchall() == [(CELLS,)]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "1"}'])
+@pytest.mark.parametrize("command", ["pack", "figures", "report", "claims"])
+def test_a_broken_result_is_named(written, capsys, text, command):
+    _, store = stored(written)
+    store.path("f" * 16).write_text(text)
+    assert cli.main(["lab", command, "small.toml", "--results", "results"]) == 1
+    assert f"{'f' * 16}.json" in "".join(capsys.readouterr().err.split())
+    assert len(list(store.folder.glob("*.json"))) == CELLS + 1
+
+
+def test_folders_that_cannot_be_written(written, capsys):
+    _, store = stored(written)
+    Path("file").write_text("")
+    for tokens in (
+        ["figures", "--out", "file/f"],
+        ["report", "--out", "file/p.html"],
+        ["claims", "--out", "file/c.md"],
+    ):
+        assert cli.main(["lab", tokens[0], "small.toml", "--results", "results", *tokens[1:]]) == 1
+        assert "can be written" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(FileError, match="can be written"):
+        results.Store(experiment.read(written), Path("file")).write_environment()
+
+
+def test_a_result_that_cannot_be_written_is_not_taken_as_done(written):
+    found, store = experiment.read(written), results.Store(experiment.read(written), Path("file"))
+    Path("file").write_text("")
+    cell = next(found.cells())
+    run = Run(None, found, store, todo={cell.id: cell})
+    for _ in range(2):  # told each time it comes
+        with pytest.raises(FileError, match="can be written"):
+            run._keep(cell.id, dict.fromkeys(MEASURES) | {"failed": None})
+    assert run.todo
+    assert run.progress.done == 0
+
+
+def test_other_images_where_the_cells_are_computed_make_no_result(written):
+    cell = next(experiment.read(written).cells())
+    network = replace(cell.network, images="others")
+    with pytest.raises(FileError, match="other images of digits"):
+        worker.measure_all(
+            [replace(cell, network=network)], experiment.Choice(name="corenet"), b"", lambda _: None
+        )
+
+
+def test_claims_tell_of_results_by_another_version(written, capsys, monkeypatch):
+    stored(written)
+    monkeypatch.setattr(version, "MEASURES", 2)
+    version.version.cache_clear()
+    try:
+        assert cli.main(["lab", "claims", "small.toml", "--results", "results", "--out", "c.md"]) == 0
+    finally:
+        version.version.cache_clear()
+    assert f"{CELLS} of {CELLS} were made by another version" in " ".join(capsys.readouterr().out.split())
+    assert f"**{CELLS} of these results" in Path("c.md").read_text()
+
+
 # --- What is drawn and judged -------------------------------------------------------------------------------
 
 
@@ -372,6 +480,16 @@ def test_claims_are_judged_by_the_numbers():
     for row in deeper:
         row["l1_error"] /= 3 if (row["architecture"], row["method"]) == ("5x500", "corenet++") else 1
     assert verdict(deeper, "The advantage over the other samplers grows").verdict == claims.HOLDS
+    once = [row | {} for row in sweep()]  # in one of three pairs: may be chance
+    for row in once:
+        row["l1_error"] /= 3 if (row["dataset"], row["architecture"], row["method"]) == (
+            "mnist", "5x500", "corenet++") else 1  # fmt: skip
+    judged = verdict(once, "The advantage over the other samplers grows")
+    assert judged.verdict == claims.NOT
+    assert "in 1 of 3 pairs" in judged.measured
+    behind = [row | {"l1_error": row["l1_error"] * (
+        2 if row["dataset"] == "cifar10" and row["method"] == "corenet++" else 1)} for row in sweep(0.9)]  # fmt: skip
+    assert verdict(behind, "The advantage is much larger").verdict == claims.NOT  # none is ahead
     assert verdict(sweep(), "MNIST: test accuracies").verdict == claims.HOLDS
     assert verdict(sweep(), "CIFAR-10: test accuracies").verdict == claims.NOT
     tuned = [made_up(method="magnitude, retrained", keep=0.058, accuracy_drop=0.0),

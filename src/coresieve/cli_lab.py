@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from coresieve.cli_arguments import Json
 from coresieve.terminal import escape, print_json, progress, say, size_of, table
@@ -111,7 +112,7 @@ def run(
     /,
     *,
     scheduler: str | None = None,
-    workers: int | None = None,
+    workers: Annotated[int, Parameter(validator=Number(gte=1))] | None = None,
     results: Results = RESULTS,
     networks: Networks = NETWORKS,
     json: Json = False,
@@ -255,6 +256,7 @@ def claims(
         answer.add_row(escape(verdict.claim), verdict.verdict)
     say(answer)
     say(f"Written to {escape(str(out))}")
+    _tell_older(older, len(sweep) + len(more) + len(after))
 
 
 def _tell_older(older: int, count: int) -> None:

@@ -24,7 +24,7 @@ import hashlib
 import importlib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +41,9 @@ except ImportError as reason:
     raise MissingExtraError(
         "an experiment without pydantic", "what checks its file", "pip install coresieve[lab]"
     ) from reason
+
+
+RETRAINING = 1  # of what follows a draw: another number when worker.py or finetune() trains on otherwise
 
 
 def _distinct(values: list[Any]) -> list[Any]:
@@ -175,23 +178,24 @@ class Cell:
     name: str = ""  # of the method, to find it by
 
     @property
-    def inputs(self) -> dict[str, Any]:
-        """All that the result depends on; what is as usual is left out, so that a new setting changes no old id."""
-        usual = {field.name: field.default for field in dataclasses.fields(self)}
-        here = {"network": self.network.id} | {
-            key: getattr(self, key) for key in ("configuration", "version", "keep", "trial")
-        }
-        more = {key: getattr(self, key) for key in ("calibration", "epochs", "rounds")}
-        return here | {key: value for key, value in more.items() if value != usual[key]}
-
-    @property
     def id(self) -> str:
-        return hashlib.sha256(json.dumps(self.inputs, sort_keys=True).encode()).hexdigest()[:16]
+        result = {key: getattr(self, key) for key in ("configuration", "version", "keep", "trial")}
+        return identity(result | {"network_id": self.network.id}, self.calibration, self.epochs, self.rounds)
 
     @property
     def group(self) -> tuple[str, str]:
         """Cells that share a network and a calibration."""
         return self.network.id, self.method
+
+
+def identity(result: Mapping[str, Any], calibration: int | None, epochs: int, rounds: int) -> str:
+    """A hash of all that a result depends on; what is as usual is left out, so that a new setting changes no old id."""
+    inputs = {key: result[key] for key in ("configuration", "version", "keep", "trial")}
+    inputs["network"] = result["network_id"]
+    more = {"calibration": (calibration, None), "epochs": (epochs, 0), "rounds": (rounds, 1)}
+    more["retraining"] = (RETRAINING if epochs else 1, 1)
+    inputs |= {key: value for key, (value, usual) in more.items() if value != usual}
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _distinct_names(choices: list[Choice]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coresieve.errors import FileError, MissingExtraError
-from coresieve.lab.data import folder, source
+from coresieve.lab.data import SOURCES, folder, source
 
 Tick = Callable[[str, int, int | None], None]  # (file, bytes here, bytes in all)
 PIECE = 1 << 13  # the last one is lost when a connection breaks
@@ -21,6 +21,10 @@ TIMEOUT = 30  # seconds without a byte
 
 def fetch(name: str, into: Path | None = None, tick: Tick = lambda *_: None) -> Path:
     """The set's files below `into` (CORESIEVE_DATA, or the user's cache folder); the folder they are in."""
+    if name == "digits":
+        raise FileError(
+            "digits, which ship with scikit-learn", f"one of {', '.join(SOURCES)}", "using them as they are"
+        )
     here = source(name)
     place = (into or folder()) / here.folders[0]
     for file, md5 in here.files:

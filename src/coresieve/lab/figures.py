@@ -81,7 +81,11 @@ def draw(rows: Sequence[Row], name: str, into: Path) -> list[Path]:
     plt = _pyplot()
     if not rows:
         raise FileError(f"no results of {name}", "some cells that were measured", "coresieve lab run")
-    into.mkdir(parents=True, exist_ok=True)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        given = f"{into} ({reason.strerror})"
+        raise FileError(given, "a folder that can be written", "--out with another one") from reason
     written = []
     for family in FAMILIES:
         panels = lines(rows, family.measure)

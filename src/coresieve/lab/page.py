@@ -11,6 +11,7 @@ time taken, so the same command gives the same page.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -136,13 +137,15 @@ def write(path: Path, text: str) -> None:
     """All of the page or none of it: a reader never meets half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as reason:
         hint = "another folder, or its permissions"
         raise FileError(f"{path} ({reason.strerror})", "a file that can be written", hint) from reason
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def palette(methods: Sequence[str]) -> dict[str, dict[str, str]]:

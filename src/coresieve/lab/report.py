@@ -48,7 +48,6 @@ def write(
         versions=list(made.items()),
         grid=_verdicts(rows) if {"corenet++", "uniform"} <= {row["method"] for row in rows} else None,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
     page.write(out, text)
 
 
@@ -76,21 +75,22 @@ def _notes(older: int, count: int) -> list[str]:
 def gathered(
     file: Path, also: Sequence[Path], retrained: Sequence[Path], results: Path
 ) -> tuple[list[Row], list[Row], list[Row], int, str]:
-    """The rows of a sweep, of further ones and of those with retraining; how many are older than their method; and
-    the commands that remake them."""
-    old = 0
+    """The rows of a sweep, of further ones and of those with retraining; how many another version made; the commands
+    that remake them."""
+    older = 0
 
     def rows(paths: Sequence[Path]) -> list[Row]:
-        nonlocal old
+        nonlocal older
         every: list[Row] = []
-        for experiment in map(read, paths):
-            found, older = answers(experiment, Store(experiment, results).rows())
-            every, old = every + found, old + older
+        for found in map(read, paths):
+            here, stale = answers(found, Store(found, results).rows())
+            every += here
+            older += stale
         return every
 
     commands = [f"coresieve lab run {path}" for path in (file, *also, *retrained)]
     commands += [f"coresieve lab figures {file}", f"coresieve lab claims {file}"]
-    return rows([file]), rows(also), rows(retrained), old, "\n".join(commands)
+    return rows([file]), rows(also), rows(retrained), older, "\n".join(commands)
 
 
 def write_claims(
@@ -108,9 +108,13 @@ def write_claims(
         "training images, which trained nothing, calibrated. The paper gives no number for \"without significant "
         f"loss\": here it is {100 * claims.SIGNIFICANT:g} point of accuracy on average. Nothing was retrained unless "
         "the line says so.",
-        *([f"{older:,} of the networks were made by an earlier version of their method."] if older else []),
+        *["", f"**{older:,} of these results were made by an earlier version of a method.**"] * (older > 0),
         "",
         *claims.table(judged),
+        "",
+        "## How each is judged",
+        "",
+        *(f"- {rule}" for rule in claims.RULES),
         "",
         "## Accuracy lost, in points",
         "",
@@ -130,5 +134,4 @@ def write_claims(
         "```",
         "",
     ]  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
     page.write(out, "\n".join(lines))

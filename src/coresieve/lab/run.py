@@ -134,7 +134,9 @@ class Run:
             cell = self.todo.get(cell_id)
             if cell is None:
                 return
-            self.store.write(cell, measured)  # what cannot be written stays to do: it comes again with the task's end
+            self.store.write(
+                cell, measured
+            )  # what cannot be written stays to do: it comes again with the task's end
             del self.todo[cell_id]
             failed = self.progress.failed + (measured["failed"] is not None)
             self.progress.told(done=self.progress.done + 1, failed=failed,

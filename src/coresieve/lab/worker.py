@@ -47,7 +47,9 @@ def _check_images(network: Network) -> None:
 def measure_all(cells: Sequence[Cell], choice: Choice, weights: bytes, tell: Tell) -> list[tuple[str, Row]]:
     """(id, what was measured) of each cell; all are of one network and one method."""
     torch.set_num_threads(1)
-    bench = _bench(cells[0].network, weights)  # without it nothing can be said of any cell: an error of the task
+    bench = _bench(
+        cells[0].network, weights
+    )  # without it nothing can be said of any cell: an error of the task
     done = []
     for cell in cells:
         done.append((cell.id, measured(cell, choice, bench)))

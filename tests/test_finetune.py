@@ -41,6 +41,16 @@ def test_zeros_stay_zero_and_the_rest_learns(task):
     assert "zeros kept zero" in str(tuned.report)
 
 
+def test_layers_that_were_left_out_train_whole():
+    x, y = torch.randn(60, 6), torch.randint(3, (60,))
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.zeros_(model[2].bias)
+    small = cs.compress(model, x, keep=0.3, method="magnitude", exclude=["2"])
+    tuned = cs.finetune(small, [(x, y)], epochs=3)
+    assert torch.equal(tuned.model[0].weight == 0, small.model[0].weight == 0)
+    assert not bool((tuned.model[2].bias == 0).any())
+
+
 def test_the_same_seed_gives_the_same_bits_and_global_randomness_is_left_alone(task):
     small, x, y = task
     loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)

@@ -371,7 +371,7 @@ def test_a_broken_result_is_named(written, capsys, text, command):
 
 
 def test_folders_that_cannot_be_written(written, capsys):
-    _, store = stored(written)
+    stored(written)
     Path("file").write_text("")
     for tokens in (
         ["figures", "--out", "file/f"],

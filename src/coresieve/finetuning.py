@@ -57,7 +57,7 @@ def finetune(
         raise DomainError(f"learning_rate={learning_rate!r}", "a finite number above 0", "learning_rate=1e-3")
     model, seen = copy.deepcopy(small.model), Witness()
     was_training = [(module, module.training) for module in model.modules()]
-    hold = held_at_zero(model)
+    hold = held_at_zero(model, {line.name for line in small.report.layers})
     with torch.inference_mode(False), torch.enable_grad(), private_randomness(loader, check_seed(seed)):
         try:
             descend(model, loader, epochs, learning_rate, loss, tick, seen)
@@ -73,15 +73,12 @@ def finetune(
     return Compressed(model, report, _together(small.rows, seen.known()))
 
 
-def held_at_zero(model: nn.Module) -> list[Any]:
-    """Hooks that give no gradient to what is 0 in the model's linear layers."""
-    zero = {
-        id(p): p
-        for m in model.modules()
-        if isinstance(m, nn.Linear)
-        for p in m.parameters()
-        if p.requires_grad
-    }
+def held_at_zero(model: nn.Module, names: set[str]) -> list[Any]:
+    """Hooks that give no gradient to what is 0 in these layers (in all linear ones, where nobody told which)."""
+    found = [
+        m for name, m in model.named_modules() if isinstance(m, nn.Linear) and (name in names or not names)
+    ]
+    zero = {id(p): p for module in found for p in module.parameters() if p.requires_grad}
     return [_masked(parameter) for parameter in zero.values()]
 
 
@@ -135,7 +132,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Tensor,
                            "batches and labels that the model and the loss take",
                            "loss(model(x), y) on one batch yourself") from error  # fmt: skip
     if not bool(torch.isfinite(value)):
-        raise NonFiniteError(f"a loss of {float(value)}", "finite numbers", "a smaller learning_rate")
+        raise NonFiniteError(f"a loss of {float(value.detach())}", "finite numbers", "a smaller learning_rate")
     value.backward()
     optimizer.step()
     return float(value.detach())

@@ -176,8 +176,9 @@ def _read(path: Path) -> Row:
 
 def _result(path: Path) -> Row:
     found = _read(path)
-    if not isinstance(found, dict) or (missing := _NEEDED - found.keys()):
-        without = f"without {', '.join(sorted(missing))}" if isinstance(found, dict) else "not a table"
+    missing = _NEEDED - found.keys() if isinstance(found, dict) else _NEEDED
+    if missing:
+        without = f"without {', '.join(sorted(missing))}"
         raise FileError(f"{path} ({without})", "a result", "rm it, and lab run makes it again")
     return found
 

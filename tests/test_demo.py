@@ -169,7 +169,9 @@ def entry(method, keep, value, std=None, **more):
 
 def render(entries, **more):
     figure = page.Figure("error", "Error", "axis", log=True, **more)
-    return page.render([figure], entries, title="t", lead="l", facts=[], notes=[], command="c", versions=[])
+    return page.render(
+        [page.Section([figure], entries)], title="t", lead="l", facts=[], notes=[], command="c", versions=[]
+    )
 
 
 def test_a_method_without_a_style_gets_one_of_its_own():

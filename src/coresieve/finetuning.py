@@ -132,7 +132,9 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Tensor,
                            "batches and labels that the model and the loss take",
                            "loss(model(x), y) on one batch yourself") from error  # fmt: skip
     if not bool(torch.isfinite(value)):
-        raise NonFiniteError(f"a loss of {float(value.detach())}", "finite numbers", "a smaller learning_rate")
+        raise NonFiniteError(
+            f"a loss of {float(value.detach())}", "finite numbers", "a smaller learning_rate"
+        )
     value.backward()
     optimizer.step()
     return float(value.detach())

@@ -262,20 +262,27 @@ def table(found: Sequence[Verdict]) -> list[str]:
 
 
 def losses(rows: Sequence[Row]) -> list[str]:
-    """Accuracy lost at each size: a table for each data set, methods down, sizes across, architectures averaged."""
+    """Accuracy lost at each size: a table for each data set, architectures averaged, the least of each size in bold."""
     lines: list[str] = []
     usable = [row for row in rows if row["failed"] is None and row["accuracy_drop"] is not None]
     for dataset in dict.fromkeys(row["dataset"] for row in usable):
         here = [row for row in usable if row["dataset"] == dataset]
-        sizes = sorted({row["keep"] for row in here}, reverse=True)
+        methods, sizes = (
+            dict.fromkeys(r["method"] for r in here),
+            sorted({r["keep"] for r in here}, reverse=True),
+        )
+        lost: dict[tuple[str, float], list[float]] = defaultdict(list)
+        for row in here:
+            lost[row["method"], row["keep"]].append(row["accuracy_drop"])
+        means = {key: statistics.fmean(values) for key, values in lost.items()}
+        least = {size: min(means[m, size] for m in methods if (m, size) in means) for size in sizes}
         lines += ["", f"{title(dataset)}:", "", "| kept | " + " | ".join(f"{100 * s:g} %" for s in sizes) + " |",
                   "|---" * (1 + len(sizes)) + "|"]  # fmt: skip
-        for method in dict.fromkeys(row["method"] for row in here):
+        for method in methods:
             cells = []
             for size in sizes:
-                values = [
-                    row["accuracy_drop"] for row in here if row["method"] == method and row["keep"] == size
-                ]
-                cells.append(_points(statistics.fmean(values)) if values else "–")
+                mean = means.get((method, size))
+                told = "–" if mean is None else _points(mean)
+                cells.append(f"**{told}**" if mean == least[size] else told)
             lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return lines

@@ -62,11 +62,20 @@ def test_the_order_statistic_covers_exactly(n, delta):
     assert k == 1 or stats.beta.cdf(1 - delta, k - 1, n - k + 2) > 0.05  # one less would not do
 
 
-@pytest.mark.parametrize("share", [0.3, 0.05, 0.01, 0.005, 1e-4])
-def test_points_for_is_the_least_that_does(share):
-    n = points_for(share, 0.05)
-    assert allowance(n, share, 0.05) == 0
-    assert allowance(n - 1, share, 0.05) == -1
+@pytest.mark.parametrize("alpha", [0.5, 0.05, 1e-9])
+@pytest.mark.parametrize("share", [0.9, 0.3, 0.05, 0.01, 0.005, 1e-4, 1e-10])
+def test_points_for_is_the_least_that_does(share, alpha):
+    n = points_for(share, alpha)
+    assert allowance(n, share, alpha) >= 0
+    assert n == 1 or allowance(n - 1, share, alpha) == -1
+    assert n >= math.log(alpha) / math.log1p(-share) * (1 - 1e-12)
+
+
+def test_more_inputs_than_a_32_bit_number_counts():
+    n, share = 2**33, 1e-8
+    k = allowance(n, share, 0.05)
+    assert 60 < k < n * share
+    assert upper(k, n, 0.05) <= share < upper(k + 1, n, 0.05)
 
 
 @pytest.mark.parametrize("call", [

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import math
 
-from scipy.special import bdtr, betaincinv
+from scipy.special import betaincc, betaincinv
 
 from coresieve.errors import DomainError
-
-MANY = 1e9  # of so many inputs the formula is exact enough, and (1 - share)^n in floats is not
 
 
 def upper(k: int, n: int, alpha: float) -> float:
@@ -55,10 +53,11 @@ def allowance(n: int, share: float, alpha: float) -> int:
         return n
     if share <= 0:
         return -1
-    low, high = -1, n  # bdtr rises with k: it is at most alpha at low, and above it at high (where it is 1)
+    # Pr(Binomial <= k) rises with k: at most alpha at low, and above it at high, where it is 1
+    low, high = -1, n
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bdtr(middle, n, share) <= alpha else (low, middle)
+        middle = (low + high) // 2  # scipy's bdtr would be NaN from n = 2^31 on
+        low, high = (middle, high) if betaincc(middle + 1, n - middle, share) <= alpha else (low, middle)
     return low
 
 
@@ -81,13 +80,9 @@ def points_for(share: float, alpha: float) -> int:
     _check(0, 0, alpha)
     if not 0 < share < 1:
         raise DomainError(f"share={share}", "a share strictly between 0 and 1", "share=0.01")
-    exact = math.log(alpha) / math.log1p(-share)
-    if exact > MANY:
-        return math.ceil(min(exact, 1e300))
-    n = max(1, math.ceil(exact) - 1)
-    while allowance(n, share, alpha) < 0:
-        n += 1
-    return n
+    exact = min(math.log(alpha) / math.log1p(-share), 1e300)
+    n = max(1, math.ceil(exact) - 1)  # rounding may be one off either way
+    return next((few for few in (n, n + 1) if allowance(few, share, alpha) >= 0), n + 2)
 
 
 def _check(k: int, n: int, alpha: float) -> None:

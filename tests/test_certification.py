@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import warnings
 from decimal import Decimal
 from fractions import Fraction
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import coresieve as cs
 from coresieve import digests
@@ -200,6 +201,66 @@ def test_collapse_is_called_vacuous(case):
     assert "Certified, coreset_eps" in cert.a_priori
 
 
+def test_a_band_that_lets_everything_be_0_is_called_vacuous(case):
+    model, _, _, x = case
+    zero = copy.deepcopy(model)
+    for p in zero.parameters():
+        p.data.zero_()
+    wide, narrow = (cs.certify(model, zero, x, eps=eps, claims=["coreset"])["coreset"] for eps in (1.0, 0.99))
+    assert wide.bound < 0.01
+    assert wide.says_nothing
+    assert "do as well" in wide.sentence
+    assert "do as well" not in narrow.sentence
+
+
+# --- The words say no more than the numbers ------------------------------------------------------------------
+
+
+def said(pattern: str, text: str) -> float:
+    match = re.search(pattern, " ".join(text.split()))
+    assert match is not None
+    return float(match[1])
+
+
+def test_every_printed_bound_is_at_least_the_bound():
+    f = torch.eye(4)[torch.arange(1000) % 4]
+    for changed in range(0, 400, 29):
+        g = f.clone()
+        g[:changed] = 1.001 * f[:changed].roll(1, 1) + 1e-3
+        cert = fixed(f, g, labels=f.argmax(1), eps=0.2, claims=["flips", "coreset", "accuracy_drop"])
+        for name, pattern in (("flips", r"at most (\S+) %"), ("coreset", r"at most (\S+) %"),
+                              ("accuracy_drop", r"at most (\S+) points")):  # fmt: skip
+            bound = 100 * cert[name].bound
+            assert bound * (1 - 1e-9) <= said(pattern, cert[name].sentence) <= 1.01 * bound
+
+
+def test_an_accuracy_that_rises_is_not_told_too_high():
+    f = torch.eye(2)[torch.zeros(1000, dtype=torch.long)]
+    for gained in range(100, 900, 61):
+        g = f.clone()
+        g[:gained] = f[:gained].flip(1)
+        claim = fixed(f, g, labels=torch.ones(1000), claims=["accuracy_drop"])["accuracy_drop"]
+        assert claim.bound < 0
+        assert 100 * claim.bound - 1e-9 <= said(r"at most (\S+) points", claim.sentence) < 0
+
+
+@pytest.mark.parametrize("missing", [0.5, 0.05, 0.0123456, 1e-5, 1e-9])
+def test_a_confidence_is_never_rounded_up(missing):
+    f = torch.eye(4)[torch.arange(100) % 4]
+    cert = fixed(f, f, confidence=1 - missing, delta=missing, claims=["coreset_eps"])
+    assert (
+        1 - 1.01 * missing <= said(r"Certificate, (\S+) % confidence", str(cert)) / 100 <= 1 - missing + 1e-15
+    )
+    assert said(r"for (?:at least )?(\S+) % of fresh", str(cert)) / 100 <= 1 - missing + 1e-15
+    assert missing * (1 - 1e-6) <= said(r"with probability (\S+) %", str(cert)) / 100 <= 1.01 * missing
+
+
+def test_a_goal_is_told_as_it_was_given(case):
+    model, _, _, x = case
+    cert = cs.certify(model, copy.deepcopy(model), x, max_flips=0.0123456)
+    assert "Goal 1.23456 %: met." in str(cert)
+
+
 # --- What it can be given -----------------------------------------------------------------------------------
 
 
@@ -256,6 +317,28 @@ def test_overlap_is_refused_and_counted(case):
     assert len(cs.certify(model, small.model, calibration)) == 3  # a bare module cannot know
 
 
+def test_inputs_that_chose_the_network_may_not_certify_it_again(case):
+    """smallest() tested sizes on them: a sharper limit for the size it picked would be picked on the same inputs."""
+    model, _, calibration, x = case
+    best = cs.smallest(model, calibration, x[:600], max_flips=0.2, method="magnitude")
+    with pytest.raises(SampleError, match="chose this network"):
+        cs.certify(model, best, x[:600])
+    assert cs.verify(model, best, x[:600]) == []
+    assert cs.certify(model, best, x[600:])["flips"].points == 400
+
+
+def test_labels_beside_a_shuffling_loader_are_refused(case):
+    model, small, _, x = case
+    y, data = model(x).argmax(1), TensorDataset(x)
+    in_order = cs.certify(model, small, DataLoader(data, batch_size=64), labels=y)
+    assert in_order["accuracy_drop"].counts == cs.certify(model, small, x, labels=y)["accuracy_drop"].counts
+    batches = BatchSampler(RandomSampler(data), 64, drop_last=False)
+    for loader in (DataLoader(data, batch_size=64, shuffle=True), DataLoader(data, batch_sampler=batches)):
+        with pytest.raises(ClaimError, match="in the order of their labels"):
+            cs.certify(model, small, loader, labels=y)
+        assert cs.certify(model, small, loader)["flips"].points == len(x)  # without labels any order will do
+
+
 def test_overlap_with_a_sample_larger_than_what_is_used(case):
     model, _, _, _ = case
     x = torch.rand(5000, 12, generator=torch.Generator().manual_seed(1))
@@ -287,7 +370,7 @@ def test_repeated_rows_draw_a_warning(case):
     model, small, _, x = case
     with pytest.warns(CoresieveWarning, match="3 of 103 held-out inputs repeat others"):
         cert = cs.certify(model, small, torch.cat([x[:100], x[:3]]))
-    assert "not independent" in str(cert)
+    assert "unless the inputs to come repeat as often" in str(cert).replace("\n", " ")
 
 
 LINEAR = nn.Linear(2, 3)
@@ -494,9 +577,9 @@ def test_a_compiled_skeleton_is_filled(case, saved):
     assert type(back.model) is type(model)
 
 
-def changed(cert: cs.Certificate, **claim) -> cs.Certificate:
+def changed(cert: cs.Certificate, which: int = 0, **claim) -> cs.Certificate:
     data = cert.to_dict()
-    data["claims"][0] |= claim
+    data["claims"][which] |= claim
     return cs.Certificate.from_dict(data)
 
 
@@ -517,6 +600,24 @@ def test_verify_finds_what_is_not_true(case, saved):
     assert "a bound of" in wrong(changed(cert, bound=cert["flips"].bound / 2))
     assert "not {'changed': 0}" in wrong(changed(cert, counts={"changed": 0}))
     assert "it says 'at most 0 %" in wrong(changed(cert, sentence="at most 0 % of fresh inputs change"))
+    nearly = {"bound": cert["flips"].bound * (1 + 1e-7)}  # as close as another processor may come
+    assert wrong(changed(cert, **nearly)) == ""
+    assert "it says 'at most 0 %" in wrong(
+        changed(cert, sentence="at most 0 % of fresh inputs change", **nearly)
+    )
+    assert "an observed value of" in wrong(changed(cert, observed=0.0))
+    assert "a goal of 0.5, not 0.9" in wrong(changed(cert, goal=0.9))
+    level = ALL.index("output_error")
+    bound = cert["output_error"].bound
+    told = {"bound": bound * (1 + 1e-7), "sentence": "||f_hat - f||_1 / ||f||_1 is at most 0.001"}
+    assert "it says '||f_hat - f||_1 / ||f||_1 is at most 0.001" in wrong(changed(cert, level, **told))
+    assert wrong(changed(cert, level, bound=told["bound"])) == ""
+    for key, value in (
+        ("procedure", "Ten million inputs."),
+        ("notes", ["all is well"]),
+        ("a_priori", "eps = 0"),
+    ):
+        assert f"it says {value!r}" in wrong(cs.Certificate.from_dict(cert.to_dict() | {key: value}))
     small.certificate = None
     with pytest.raises(ClaimError, match="without a certificate"):
         cs.verify(model, small, x)

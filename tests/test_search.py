@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import coresieve as cs
-from coresieve import search
+from coresieve import digests, search
 from coresieve.bounds import allowance
 from coresieve.errors import (
     ClaimError,
@@ -132,6 +132,22 @@ def test_ctrl_c_returns_the_best_so_far(model, monkeypatch):
     calls[:] = [1, 1]  # before anything was certified
     with pytest.raises(KeyboardInterrupt):
         find(model)
+
+
+def test_the_pilot_inputs_may_not_certify_either(model):
+    best = find(model)
+    assert best.rows.overlap(digests.rows(CALIBRATION)) == len(CALIBRATION)
+
+
+@pytest.mark.filterwarnings("error::coresieve.errors.CoresieveWarning")
+def test_repeated_calibration_inputs_do_not_draw_the_warning_about_judges(model):
+    cs.smallest(model, CALIBRATION.repeat(2, 1), HELDOUT, max_flips=0.05, method="magnitude")
+
+
+def test_what_verify_says_of_another_story(model):
+    best = find(model)
+    best.certificate.procedure = best.certificate.procedure.replace("at 5 %", "at 0.01 %")
+    assert "Fixed-sequence" in " ".join(cs.verify(model, best, HELDOUT))
 
 
 def test_overlap_is_refused(model):

@@ -56,8 +56,8 @@ class Claim:
 
     @property
     def says_nothing(self) -> bool:
-        """A bound of 1 or more is vacuous: outputs that are all 0 do as well."""
-        return self.bound is None or not self.bound < 1
+        """A bound of 1 or more is vacuous, as is a band with eps of 1 or more: outputs that are all 0 do as well."""
+        return self.bound is None or not self.bound < 1 or self.given.get("eps", 0) >= 1
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Certificate:
         return list(dict.fromkeys(what for claim in self.claims for what in claim.assumptions))
 
     def __str__(self) -> str:
-        lines = [f"Certificate, {percent(self.confidence)} confidence, {self.points:,} held-out inputs"]
+        lines = [f"Certificate, {at_least(self.confidence)} confidence, {self.points:,} held-out inputs"]
         lines += [f"- {_told(claim)}" for claim in self.claims]
         lines += [self.procedure, f"Assumed: {'; '.join(self.assumptions)}."]
         lines += [f"Note: {note}." for note in self.notes]
@@ -137,7 +137,8 @@ class Certificate:
 def _told(claim: Claim) -> str:
     text = f"{claim.name}: {claim.sentence}"
     if claim.goal is not None:
-        text += f" Goal {number(claim.goal, claim.share)}: {'met' if claim.met else 'NOT met'}."
+        goal = f"{100 * claim.goal:.10g} %" if claim.share else f"{claim.goal:.10g}"
+        text += f" Goal {goal}: {'met' if claim.met else 'NOT met'}."
     return text
 
 
@@ -152,8 +153,27 @@ def number(value: float, share: bool = True) -> str:
     return f"{_up(100 * value):.6g} %" if share else f"{_up(value):.6g}"
 
 
-def percent(value: float) -> str:
+def points_of_100(value: float) -> str:
+    """A change of accuracy, rounded up.
+
+    >>> points_of_100(0.012341), points_of_100(-0.012349)
+    ('1.24 points, of 100', '-1.23 points, of 100')
     """
+    return f"{_up(100 * value):.6g} points, of 100"
+
+
+def at_least(value: float) -> str:
+    """A confidence, or another share that holds at least: rounded down, by rounding up what is missing.
+
+    >>> at_least(0.95), at_least(1 - 0.05 / 3), at_least(0.99999)
+    ('95 %', '98.33 %', '99.999 %')
+    """
+    return f"{100 * (1 - _up(1 - value)):.15g} %"
+
+
+def percent(value: float) -> str:
+    """A share that was counted or asked for, to the nearest.
+
     >>> percent(0.95), percent(0.0062), percent(0.98333)
     ('95 %', '0.62 %', '98.33 %')
     """

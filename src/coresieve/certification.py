@@ -31,12 +31,13 @@ from torch import nn
 from coresieve import __version__
 from coresieve.bounds import allowance, lower, points_for, rank, upper
 from coresieve.budget import real
-from coresieve.certificate import Certificate, Claim, number, percent
+from coresieve.certificate import Certificate, Claim, at_least, number, percent, points_of_100
 from coresieve.compression import Compressed
 from coresieve.errors import ClaimError
 from coresieve.judge import Judge, Measured
 from coresieve.sample import Sample
 
+NOTHING = " That says nothing: outputs that are all 0 do as well."
 OUTSIDE = 0.05  # the share that may lie outside, for the claims that ask for a level, when none is given
 
 
@@ -70,6 +71,7 @@ def certify(
     asked = Asked.of(confidence, eps, delta, claims, {k: v for k, v in goals.items() if v is not None})
     judge = Judge(original, heldout, labels)
     judge.refuse(compressed)
+    judge.refuse_chooser(compressed)
     model = compressed.model if isinstance(compressed, Compressed) else compressed
     certificate = issue(judge, judge.measure(model), asked, model)
     if isinstance(compressed, Compressed):
@@ -85,7 +87,7 @@ def verify(original: nn.Module, compressed: Compressed, heldout: Sample, *, labe
     """Recompute the certificate that `compressed` carries; what differs, in words. An empty list confirms it.
 
     What no one can recompute from these is taken on trust: that the inputs are independent and were not used before,
-    and for a network found by `smallest`, the sizes that were tried.
+    for a network found by `smallest` the sizes that were tried, and the report with the paper's eps in it.
     """
     stored = compressed.certificate if isinstance(compressed, Compressed) else None
     if stored is None:
@@ -99,11 +101,18 @@ def verify(original: nn.Module, compressed: Compressed, heldout: Sample, *, labe
              "heldout": "the held-out inputs", "labels": "the labels"}  # fmt: skip
     wrong = [f"{named.get(key, key)} are not those of the certificate"
              for key in stored.digests if made.get(key) != stored.digests[key]]  # fmt: skip
-    return wrong or _recount(stored, judge.measure(compressed.model))
+    wrong = wrong or _recount(stored, judge.measure(compressed.model))
+    told: dict[str, Any] = {"notes": judge.notes}
+    if stored.a_priori:
+        told["a_priori"] = side_by_side(compressed, stored)
+    for name, again in told.items():
+        if getattr(stored, name) != again:
+            wrong.append(f"it says {getattr(stored, name)!r}, and should say {again!r}")
+    return wrong
 
 
 def _recount(stored: Certificate, measured: Measured) -> list[str]:
-    """What differs when the stored claims are made anew."""
+    """What differs when the stored claims, and how they are said to have come about, are made anew."""
     question = stored.asked
     asked = Asked.of(stored.confidence, question.get("eps"), question.get("delta"),
                      [claim.name for claim in stored], question.get("goals") or {})  # fmt: skip
@@ -113,18 +122,36 @@ def _recount(stored: Certificate, measured: Measured) -> list[str]:
         again = at_goal(again, asked) if stored.tested and again.met else again
         if (again.counts, again.points, again.given) != (claim.counts, claim.points, claim.given):
             wrong.append(f"{claim.name}: {again.counts} of {again.points:,}, not {claim.counts}")
-        if not (_close(again.bound, claim.bound) and _close(again.alpha, claim.alpha)):
-            wrong.append(f"{claim.name}: a bound of {again.bound}, not {claim.bound}")
-        elif again.bound == claim.bound and again.sentence != claim.sentence:
-            wrong.append(f"{claim.name}: it says {claim.sentence!r}, and the numbers say {again.sentence!r}")
+        if (again.goal, again.share) != (claim.goal, claim.share):
+            wrong.append(f"{claim.name}: a goal of {again.goal}, not {claim.goal}")
+        for what, x, y in (("a bound", again.bound, claim.bound), ("an alpha", again.alpha, claim.alpha),
+                           ("an observed value", again.observed, claim.observed)):  # fmt: skip
+            if not _close(x, y):
+                wrong.append(f"{claim.name}: {what} of {x}, not {y}")
+        if (sentence := _of_numbers_as_stored(again, claim)) != claim.sentence:
+            wrong.append(f"{claim.name}: it says {claim.sentence!r}, and the numbers say {sentence!r}")
+    if stored.procedure not in (ways := _procedures(stored)):
+        wrong.append(f"it says {stored.procedure!r}, and should say {ways[0]!r}")
     return wrong
 
 
 def _close(x: float | None, y: float | None) -> bool:
     """Equal to rounding: another processor may add in another order."""
-    return x is y is None or (
-        x is not None and y is not None and abs(x - y) <= 1e-5 * max(abs(x), abs(y), 1e-9)
-    )
+    return x == y or (x is not None and y is not None and abs(x - y) <= 1e-5 * max(abs(x), abs(y), 1e-9))
+
+
+def _of_numbers_as_stored(again: Claim, claim: Claim) -> str:
+    """What the claim has to say. A level is told by the stored numbers, which are close to those found again."""
+    if again.name not in LEVELS or again.bound is None or claim.bound is None or claim.observed is None:
+        return again.sentence
+    return _level_told(claim.name, claim.bound, claim.observed, again.given["delta"])
+
+
+def _procedures(stored: Certificate) -> list[str]:
+    alpha = (1 - stored.confidence) / len(stored)
+    if not stored.tested:
+        return [_procedure(len(stored), alpha)]
+    return [searched(stored.tested, alpha, ended) for ended in endings(stored.tested)]
 
 
 # --- What is asked ------------------------------------------------------------------------------------------
@@ -210,8 +237,9 @@ def coreset(measured: Measured, alpha: float, asked: Asked) -> Claim:
         raise ClaimError('the claim "coreset" without eps', "the band (1 +- eps) that outputs are to stay in",
                          'eps=0.1, or the claim "coreset_eps", which finds it')  # fmt: skip
     k = int((measured.deviation > asked.eps).sum())
-    what = f"have an output outside (1 ± {asked.eps:g}) of the original's"
-    return _share("coreset", k, "outside", what, measured, alpha, asked, eps=asked.eps)
+    what = f"have an output outside (1 ± {asked.eps:.10g}) of the original's"
+    claim = _share("coreset", k, "outside", what, measured, alpha, asked, eps=asked.eps)
+    return replace(claim, sentence=claim.sentence + NOTHING * (asked.eps >= 1))
 
 
 def _share(
@@ -228,7 +256,7 @@ def _share(
 def too_few(n: int, goal: float, alpha: float, counted: str) -> str:
     if goal <= 0:
         return "No number of inputs shows that it never happens."
-    need, sure = needed(goal, alpha), percent(1 - alpha)
+    need, sure = needed(goal, alpha), at_least(1 - alpha)
     return f"{need} inputs with none {counted} would be needed for {percent(goal)} at {sure}; you gave {n:,}."
 
 
@@ -242,32 +270,40 @@ def needed(share: float, alpha: float) -> str:
 
 
 def coreset_eps(measured: Measured, alpha: float, asked: Asked) -> Claim:
-    what = "all outputs stay within (1 ± {}) of the original's for at least {} of fresh inputs"
-    return _level("coreset_eps", measured.deviation, what, alpha, asked)
+    return _level("coreset_eps", measured.deviation, alpha, asked)
 
 
 def output_error(measured: Measured, alpha: float, asked: Asked) -> Claim:
-    what = "||f_hat - f||_1 / ||f||_1 is at most {} for at least {} of fresh inputs"
-    return _level("output_error", measured.error, what, alpha, asked)
+    return _level("output_error", measured.error, alpha, asked)
 
 
-def _level(name: str, values: np.ndarray, what: str, alpha: float, asked: Asked) -> Claim:
+LEVELS = {
+    "coreset_eps": "all outputs stay within (1 ± {}) of the original's for at least {} of fresh inputs",
+    "output_error": "||f_hat - f||_1 / ||f||_1 is at most {} for at least {} of fresh inputs",
+}
+
+
+def _level(name: str, values: np.ndarray, alpha: float, asked: Asked) -> Claim:
     n, delta, bound = len(values), asked.delta, None
     observed = float(np.quantile(values, 1 - delta, method="inverted_cdf"))
-    k, inside = rank(n, delta, alpha), percent(1 - delta)
+    k, inside = rank(n, delta, alpha), at_least(1 - delta)
     value = np.inf if k is None else float(np.partition(values, k - 1)[k - 1])
     if k is None:
-        need = f"{needed(delta, alpha)} inputs would be needed at {percent(1 - alpha)}; you gave {n:,}"
+        need = f"{needed(delta, alpha)} inputs would be needed at {at_least(1 - alpha)}; you gave {n:,}"
         sentence = f"nothing is claimed for {inside} of fresh inputs: {need}."
     elif np.isinf(value):
         off = f"{int(np.isinf(values).sum()):,} of {n:,} here are off without bound"
         sentence = f"nothing is claimed for {inside} of fresh inputs: {off}."
     else:
         bound = value
-        sentence = f"{what.format(number(bound, False), inside)} (here {number(observed, False)})."
-        sentence += " That says nothing: outputs that are all 0 do as well." * (bound >= 1)
+        sentence = _level_told(name, bound, observed, delta)
     given, goal = {"delta": delta}, asked.goals.get(name)
     return Claim(name, sentence, observed, bound, n, alpha, {}, given, goal, share=False)
+
+
+def _level_told(name: str, bound: float, observed: float, delta: float) -> str:
+    what = LEVELS[name].format(number(bound, False), at_least(1 - delta))
+    return f"{what} (here {number(observed, False)})." + NOTHING * (bound >= 1)
 
 
 def accuracy_drop(measured: Measured, alpha: float, asked: Asked) -> Claim:
@@ -278,7 +314,7 @@ def accuracy_drop(measured: Measured, alpha: float, asked: Asked) -> Claim:
     n, b, c = measured.points, int(measured.lost.sum()), int(measured.gained.sum())
     bound, observed = upper(b, n, alpha / 2) - lower(c, n, alpha / 2), (b - c) / n
     sentence = (
-        f"accuracy falls by at most {100 * bound:.3g} points, of 100 (here by {100 * observed:.3g}: "
+        f"accuracy falls by at most {points_of_100(bound)} (here by {100 * observed:.3g}: "
         f"{b:,} of {n:,} became wrong, {c:,} became right)."
     )
     goal = asked.goals.get("accuracy_drop")
@@ -322,13 +358,34 @@ def _applicable(measured: Measured, asked: Asked) -> list[str]:
 
 
 def _procedure(claims: int, alpha: float) -> str:
-    tested = "One network, fixed beforehand, was tested once; the bounds are exact (binomial)."
+    exact = "The bounds are exact (binomial), for one network, fixed before these inputs were looked at."
     if claims == 1:
-        return f"{tested} The claim may fail with probability {percent(alpha)}."
+        return f"{exact} The claim may fail with probability {number(alpha)}."
     return (
-        f"{tested} All {claims} claims hold together: the {percent(claims * alpha)} that may fail "
-        f"are split equally, {percent(alpha)} for each."
+        f"{exact} All {claims} claims hold together: the {number(claims * alpha)} that may fail "
+        f"are split equally, {number(alpha)} for each."
     )
+
+
+REACHED = "the smallest size was reached"
+INTERRUPTED = "it was interrupted"
+
+
+def searched(tested: list[dict[str, Any]], alpha: float, ended: str) -> str:
+    """How `smallest` went about it."""
+    return (
+        f"Fixed-sequence testing: sizes from safe to bold, chosen on calibration inputs alone, were tested from "
+        f"{percent(tested[0]['keep'])} down, each at {number(alpha)}; {len(tested)} were, and {ended}. The network "
+        f"returned breaks the goal with probability at most {number(alpha)}, however many were tried."
+    )
+
+
+def endings(tested: list[dict[str, Any]]) -> list[str]:
+    """What may have ended it: a size that failed, or else another reason."""
+    last = tested[-1]
+    if not last["passed"]:
+        return [f"{percent(last['keep'])} {'could not be made' if last['kept'] is None else 'failed'}"]
+    return [REACHED, INTERRUPTED]
 
 
 def at_goal(claim: Claim, asked: Asked) -> Claim:
@@ -336,11 +393,12 @@ def at_goal(claim: Claim, asked: Asked) -> Claim:
     assert claim.goal is not None
     proved = {
         "flips": f"at most {number(claim.goal)} of fresh inputs change their prediction",
-        "coreset": f"at most {number(claim.goal)} of fresh inputs have an output outside (1 ± {asked.eps or 0:g}) "
+        "coreset": f"at most {number(claim.goal)} of fresh inputs have an output outside (1 ± {asked.eps or 0:.10g}) "
         "of the original's",
-        "accuracy_drop": f"accuracy falls by at most {100 * claim.goal:.4g} points, of 100",
+        "accuracy_drop": f"accuracy falls by at most {points_of_100(claim.goal)}",
     }[claim.name]
     sentence = f"{proved} (of {claim.points:,} here: {allowance_used(claim)})."
+    sentence += NOTHING * (claim.name == "coreset" and (asked.eps or 0) >= 1)
     return replace(claim, sentence=sentence, bound=claim.goal)
 
 

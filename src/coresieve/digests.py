@@ -89,6 +89,10 @@ class KnownRows:
         """How many of the rows that judge are among these."""
         return int(np.isin(judging, np.concatenate([self.used, self.others])).sum())
 
+    def joined(self, rows: np.ndarray) -> KnownRows:
+        """These and more rows that were used."""
+        return KnownRows(np.concatenate([self.used, rows]), self.others)
+
     def to_text(self) -> str:
         """The used rows, for a file."""
         return base64.b64encode(np.sort(self.used).astype("<u8").tobytes()).decode()

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from coresieve import digests
 from coresieve.calibration import eval_mode, forward, tensors, uncompiled
@@ -54,6 +55,12 @@ class Judge:
             )
         original = uncompiled(original)
         check_loaded(original)
+        if labels is not None and not _in_order(heldout):
+            raise ClaimError(
+                "labels beside a DataLoader that gives the inputs in an order of its own",
+                "the inputs in the order of their labels",
+                "DataLoader(..., shuffle=False), or the inputs as one tensor",
+            )
         with private_randomness(heldout, 0):
             self.batches = [batch for batch in batches(heldout) if size(batch)]
         if not self.batches:
@@ -73,8 +80,8 @@ class Judge:
         notes = []
         if repeated := self.points - len(np.unique(self.rows)):
             notes.append(
-                f"{repeated:,} of {self.points:,} held-out inputs repeat others, so they are not independent "
-                "draws and the bounds are too good by an unknown amount"
+                f"{repeated:,} of {self.points:,} held-out inputs repeat others: unless the inputs to come repeat as "
+                "often, they are not independent draws and the bounds are too good by an unknown amount"
             )
             if warn:
                 warnings.warn(CoresieveWarning(f"{notes[-1]}. Give each input once."), stacklevel=4)
@@ -103,12 +110,36 @@ class Judge:
         answers, _ = first_answers(model, self.batches, "compressed network")
         return compare(self.answers, answers, self.labels)
 
+    def refuse_chooser(self, compressed: Any) -> None:
+        """Raise when these inputs chose the network: `smallest` tested sizes on them."""
+        held = compressed.certificate if isinstance(compressed, Compressed) else None
+        if held is not None and held.tested and held.digests.get("heldout") == self.digest:
+            raise SampleError(
+                "the held-out inputs on which smallest() chose this network",
+                "inputs that played no part in choosing it",
+                "other inputs; the certificate that smallest() gave it holds, and says all that these prove",
+            )
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.rows.astype("<u8").tobytes()).hexdigest()
+
     def digests(self, model: nn.Module) -> dict[str, str]:
         made = {"original": digests.weights(self.original), "compressed": digests.weights(uncompiled(model))}
-        made["heldout"] = hashlib.sha256(self.rows.astype("<u8").tobytes()).hexdigest()
+        made["heldout"] = self.digest
         if self.labels is not None:
             made["labels"] = hashlib.sha256(self.labels.numpy().astype("<i8").tobytes()).hexdigest()
         return made
+
+
+def _in_order(sample: Sample) -> bool:
+    """False for a DataLoader that shuffles or samples: labels given beside it would fall to other inputs."""
+    if not isinstance(sample, DataLoader) or isinstance(sample.dataset, IterableDataset):
+        return True
+    batched = sample.batch_sampler
+    if batched is None:
+        return isinstance(sample.sampler, SequentialSampler)
+    return type(batched) is BatchSampler and isinstance(batched.sampler, SequentialSampler)
 
 
 def compare(before: Tensor, after: Tensor, labels: Tensor | None = None) -> Measured:

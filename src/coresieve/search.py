@@ -25,14 +25,18 @@ from torch import nn
 
 from coresieve import digests
 from coresieve.bounds import allowance
-from coresieve.certificate import Certificate, Claim, percent
+from coresieve.certificate import Certificate, Claim, at_least, percent
 from coresieve.certification import (
     CLAIMS,
+    INTERRUPTED,
     OUTSIDE,
+    REACHED,
     Asked,
     allowance_used,
     at_goal,
+    endings,
     issue,
+    searched,
     side_by_side,
     too_few,
 )
@@ -85,7 +89,9 @@ def smallest(
         ready = calibrate(
             model, rest, method=method, seed=seed, points=points, include=include, exclude=exclude
         )
-        start = _limit(ready, Judge(model, pilot, warn=False), asked, _passing_share(judge, asked), seed, bar)
+        pilots = Judge(model, pilot, warn=False)
+        ready.observed.rows = ready.observed.rows.joined(pilots.rows)  # they help to choose the size
+        start = _limit(ready, pilots, asked, _passing_share(judge, asked), seed, bar)
         return _descend(ready, judge, asked, sequence(start), seed, bar)
 
 
@@ -124,7 +130,7 @@ def _possible(judge: Judge, asked: Asked) -> None:
             "check the original's weights, and the held-out inputs for NaN",
         )
     raise NotCertifiedError(
-        f"{judge.points:,} held-out inputs for {name} of at most {percent(goal)} at {percent(asked.confidence)}",
+        f"{judge.points:,} held-out inputs for {name} of at most {percent(goal)} at {at_least(asked.confidence)}",
         "enough of them to show it of a network that does not change at all",
         too_few(judge.points, goal, alpha, what).rstrip("."),
     )
@@ -195,7 +201,7 @@ def _descend(
     """Test size after size; the last that passed, with its certificate."""
     best: tuple[Compressed, Claim, Measured] | None = None
     tested: list[dict[str, Any]] = []
-    ended = "the smallest size was reached"
+    ended = REACHED
     try:
         for keep in sizes:
             used = f" (last: {tested[-1]['told']})" if tested else ""
@@ -204,7 +210,6 @@ def _descend(
                 small = ready.compress(keep=keep, seed=seed)
                 measured = judge.measure(small.model)
             except CoresieveError as error:  # a size that the method cannot make ends the search, too
-                ended = f"{share(keep)} could not be made"
                 tested.append(
                     {"keep": keep, "kept": None, "bad": {}, "passed": False, "told": str(error).rstrip(".")}
                 )
@@ -213,15 +218,16 @@ def _descend(
             tested.append({"keep": keep, "kept": small.report.kept, "bad": claim.counts, "passed": bool(claim.met),
                            "told": allowance_used(claim)})  # fmt: skip
             if not claim.met:
-                ended = f"{share(keep)} failed"
                 break
             best = small, claim, measured
     except KeyboardInterrupt:
         if best is None:
             raise
-        ended = "it was interrupted"
+        ended = INTERRUPTED
     if best is None:
         raise _nothing(judge, asked, tested)
+    if not tested[-1]["passed"]:
+        ended = endings(tested)[0]
     small, claim, measured = best
     small.certificate = _certificate(judge, measured, asked, small, claim, tested, ended)
     return small
@@ -239,12 +245,7 @@ def _certificate(
     certificate = issue(judge, measured, asked, small.model)
     certificate.claims = [at_goal(claim, asked)]
     certificate.tested = tested
-    first, n = tested[0]["keep"], len(tested)
-    certificate.procedure = (
-        f"Fixed-sequence testing: sizes from safe to bold, chosen on calibration inputs alone, were tested from "
-        f"{share(first)} down, each at {percent(claim.alpha)}; {n} were, and {ended}. The network returned breaks the "
-        f"goal with probability at most {percent(claim.alpha)}, however many were tried."
-    )
+    certificate.procedure = searched(tested, claim.alpha, ended)
     certificate.a_priori = side_by_side(small, certificate)
     return certificate
 
@@ -252,7 +253,7 @@ def _certificate(
 def _nothing(judge: Judge, asked: Asked, tested: list[dict[str, Any]]) -> NotCertifiedError:
     name, last = asked.claims[0], tested[-1]
     return NotCertifiedError(
-        f"no network for {name} of at most {percent(asked.goals[name])} at {percent(asked.confidence)} "
+        f"no network for {name} of at most {percent(asked.goals[name])} at {at_least(asked.confidence)} "
         f"with {judge.points:,} held-out inputs: the first size tried, {share(last['keep'])}, failed "
         f"({last['told']})",
         "a network that passes",

@@ -245,21 +245,22 @@ def test_a_cell_that_always_kills_its_worker_ends_as_one_failed_row(written, tmp
     monkeypatch.syspath_prepend(tmp_path)
     text = TOML.replace("networks = 2", "networks = 1").replace("[0.5, 0.2]", "[0.6, 0.5, 0.3, 0.2]")
     monkeypatch.setattr(version, "SIZES", (0.9,))
+    monkeypatch.setattr("coresieve.lab.run.STRIKES", 2)
     written.write_text(text.replace('"svd"', '"deadly:METHOD"'))
-    with cluster(None, workers=2) as client:
+    with cluster(None, workers=1) as client:
         state = Progress()
         _, store = run(client, written, state)
     failed = {
         (row["method"], row["keep"]): row["failed"] for row in store.rows() if row["failed"] is not None
     }
     assert failed.keys() == {("deadly:METHOD", 0.2), ("deadly:METHOD", 0.3)}
-    assert failed["deadly:METHOD", 0.2] == "its worker died 3 times"
+    assert failed["deadly:METHOD", 0.2] == "its worker died 2 times"
     assert failed["deadly:METHOD", 0.3] == "ZeroDivisionError: on purpose"
     assert state.failed == 2
     assert len(store.rows()) == 4 * (2 + 1 + 2)
 
 
-def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(written):
+def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(client, written):
     written.write_text(TOML.replace("trials = 2", "trials = 300"))
     command = [
         sys.executable,
@@ -270,6 +271,8 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(written):
         "small.toml",
         "--results",
         "results",
+        "--workers",
+        "1",
         "--json",
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -286,15 +289,8 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(written):
     assert 20 <= len(list(folder.glob("*.json"))) < told["cells"]
     assert not list(folder.glob("*.tmp"))
     written.write_text(TOML)  # the first trials of the same experiment: only what is missing of them
-    assert cli.main(["lab", "run", "small.toml", "--results", "results"]) == 0
-    assert (
-        len(
-            results.answers(
-                experiment.read(written), results.Store(experiment.read(written), Path("results")).rows()
-            )[0]
-        )
-        == CELLS
-    )
+    found, store = run(client, written)
+    assert len(results.answers(found, store.rows())[0]) == CELLS
 
 
 def test_a_scheduler_that_is_there(client, written, capsys):

@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def cluster(scheduler: str | None, workers: int | None = None) -> Iterator[Any]:
             except (OSError, ValueError) as reason:
                 raise FileError(f"--scheduler {scheduler} ({reason})", "the address of a dask scheduler",
                                 "tcp://host:8786, or leave it out for a local cluster") from reason  # fmt: skip
-            with client:
+            with _closed(client):
                 yield client
             return
         local: Any = LocalCluster(
@@ -83,8 +83,18 @@ def cluster(scheduler: str | None, workers: int | None = None) -> Iterator[Any]:
             dashboard_address=None,  # pyright: ignore[reportArgumentType]
             silence_logs=logging.CRITICAL,
         )
-        with local, Client(local) as client:
+        with _closed(local), _closed(Client(local)) as client:
             yield client
+
+
+@contextmanager
+def _closed(part: Any) -> Iterator[Any]:
+    """Closed in the end; that a worker takes its time over it on a busy machine takes nothing from what was done."""
+    try:
+        yield part
+    finally:
+        with suppress(TimeoutError, OSError):
+            part.close()
 
 
 @dataclass

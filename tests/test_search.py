@@ -61,6 +61,9 @@ def test_the_answer_meets_the_goal_and_the_next_size_does_not(model):
     assert "Fixed-sequence testing" in str(cert)
     assert f"{len(cert.tested)} were" in cert.procedure
     assert "at most 5 % of fresh inputs" in cert["flips"].sentence  # the goal, and nothing sharper
+    told = " ".join(str(cert).split())  # of the network they did choose nothing else is assumed
+    assert "nor to choose which sizes are tested." in told
+    assert "nor to choose the network" not in told
 
 
 def test_few_compressions_are_needed(model, monkeypatch):

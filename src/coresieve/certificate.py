@@ -27,6 +27,7 @@ ASSUMPTIONS = (
     "they were used neither to compress nor to choose the network",
 )
 LABELLED = ("their labels are right",)  # where a claim counts what is right
+SEARCHED = "they were used neither to compress nor to choose which sizes are tested"  # where `smallest` tests on them
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Claim:
     counts: dict[str, int] = field(default_factory=dict)
     given: dict[str, float] = field(default_factory=dict)  # the eps or delta that the claim speaks of
     goal: float | None = None  # what the bound was asked to be at most
+    searched: bool = False  # whether `smallest` chose the network on these inputs, in a way that pays for it
     share: bool = True  # whether it bounds a share of inputs, told in per cent; else a relative error
 
     @property
@@ -52,7 +54,8 @@ class Claim:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the claim rests on, beside its confidence."""
-        return ASSUMPTIONS + LABELLED * (self.name == "accuracy_drop")
+        used = SEARCHED if self.searched else ASSUMPTIONS[1]
+        return (ASSUMPTIONS[0], used, *LABELLED * (self.name == "accuracy_drop"))
 
     @property
     def says_nothing(self) -> bool:

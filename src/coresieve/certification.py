@@ -122,7 +122,7 @@ def _recount(stored: Certificate, measured: Measured) -> list[str]:
         again = at_goal(again, asked) if stored.tested and again.met else again
         if (again.counts, again.points, again.given) != (claim.counts, claim.points, claim.given):
             wrong.append(f"{claim.name}: {again.counts} of {again.points:,}, not {claim.counts}")
-        if (again.goal, again.share) != (claim.goal, claim.share):
+        if (again.goal, again.share, again.searched) != (claim.goal, claim.share, claim.searched):
             wrong.append(f"{claim.name}: a goal of {again.goal}, not {claim.goal}")
         for what, x, y in (("a bound", again.bound, claim.bound), ("an alpha", again.alpha, claim.alpha),
                            ("an observed value", again.observed, claim.observed)):  # fmt: skip
@@ -399,7 +399,7 @@ def at_goal(claim: Claim, asked: Asked) -> Claim:
     }[claim.name]
     sentence = f"{proved} (of {claim.points:,} here: {allowance_used(claim)})."
     sentence += NOTHING * (claim.name == "coreset" and (asked.eps or 0) >= 1)
-    return replace(claim, sentence=sentence, bound=claim.goal)
+    return replace(claim, sentence=sentence, bound=claim.goal, searched=True)
 
 
 def allowance_used(claim: Claim) -> str:

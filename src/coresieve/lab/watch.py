@@ -27,11 +27,8 @@ def watched() -> Iterator[Callable[[Progress], None]]:
     from rich.progress import Progress as Bar
 
     start = time.monotonic()
-    columns = (
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[counts]}"),
-        TextColumn("[dim]{task.fields[doing]}"),
-    )
+    words = "{task.fields[counts]}\n[dim]{task.fields[doing]}"  # two lines, so that both fit 80 columns
+    columns = (BarColumn(bar_width=20), TextColumn(words))
     with Bar(*columns, console=err, transient=True) as bar:
         task = bar.add_task("", total=None, counts="starting", doing="")
 

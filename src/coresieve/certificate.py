@@ -134,7 +134,9 @@ class Certificate:
         with stored("certificate"):
             plain: dict[str, Any] = {f.name: data[f.name] for f in fields(cls) if f.name in data}
             plain["digests"] = dict(plain["digests"])
-            return cls(**{**plain, "claims": [Claim(**known(Claim, claim)) for claim in data["claims"]]})
+            made = cls(**{**plain, "claims": [Claim(**known(Claim, claim)) for claim in data["claims"]]})
+            str(made)  # numbers where numbers belong
+            return made
 
 
 def _told(claim: Claim) -> str:

@@ -34,7 +34,7 @@ from coresieve.cli_arguments import (
     Whole,
     check_out,
 )
-from coresieve.errors import BudgetError, CoresieveError, NotCertifiedError
+from coresieve.errors import BudgetError, CoresieveError, NotCertifiedError, stored
 from coresieve.terminal import (
     accuracy_table,
     compare_table,
@@ -290,16 +290,20 @@ def _say_header(file: Path, header: dict[str, Any]) -> None:
     from coresieve.certificate import Certificate
     from coresieve.report import Report
 
-    about = header["file"]
-    stored = ", ".join(sorted({tensor["dtype"] for tensor in about["tensors"].values()}))
+    about, told = header["file"], []
+    if "report" in header:
+        with stored("report"):
+            told.append(Report.from_dict(header["report"]))
+            str(told[0])  # numbers where numbers belong
+    if "certificate" in header:
+        told.append(escape(str(Certificate.from_dict(header["certificate"]))))
+    dtypes = ", ".join(sorted({tensor["dtype"] for tensor in about["tensors"].values()}))
     say(
-        f"[bold]{escape(str(file))}[/]  {size_of(about['bytes'])}, {len(about['tensors'])} tensors ({stored})"
+        f"[bold]{escape(str(file))}[/]  {size_of(about['bytes'])}, {len(about['tensors'])} tensors ({dtypes})"
     )
     say(f"written by coresieve {escape(str(about['version']))}")
-    if "report" in header:
-        say(Report.from_dict(header["report"]))
-    if "certificate" in header:
-        say(escape(str(Certificate.from_dict(header["certificate"]))))
+    for part in told:
+        say(part)
 
 
 app.command(cli_certificates.certify, sort_key=5)

@@ -186,7 +186,8 @@ def test_no_more_stays_than_the_budget(method, name):
 @functools.cache
 def hundred_thousand(method: str, kind: str = "usual") -> cs.Ready:
     """A network of 103,630 parameters. "usual" has inputs of both signs, so that few neurons are dead; in "even" all
-    edges are about as important, so that all rows ask for about the same number of draws."""
+    edges are about as important, so that all rows ask for about the same number of draws; in "uneven" rows differ in scale,
+    as those of trained networks do."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, sample = relu_net(220, 300, 120, 10), torch.randn(256, 220)
@@ -194,6 +195,11 @@ def hundred_thousand(method: str, kind: str = "usual") -> cs.Ready:
             sample = 1 + 0.05 * torch.rand(256, 220)
             for p in model.parameters():
                 p.data = 0.5 + 0.05 * torch.rand(p.shape)
+        if kind == "uneven":
+            for layer in model[::2]:
+                scale = torch.exp(1.5 * torch.randn(len(layer.bias)))
+                layer.weight.data *= scale[:, None]
+                layer.bias.data *= scale
     return cs.calibrate(model, sample, method=TABLE[method])
 
 
@@ -216,6 +222,15 @@ def test_keep_lands_within_half_a_percent_of_the_budget(method, keep):
 def test_keep_lands_there_too_when_all_edges_are_about_as_important(method, keep):
     """The share of distinct edges among m draws of n jumps from 63 % to all where m = n leaves a row exact."""
     assert_lands_on(keep * 103_630, hundred_thousand(method, "even").compress(keep=keep, seed=1).report)
+
+
+@pytest.mark.parametrize("keep", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("method", [m for m in SAMPLING if m != "amplify=3"])
+def test_keep_lands_there_too_when_rows_differ_in_scale(method, keep):
+    """A few rows of a layer do not tell how many edges the others bring."""
+    for seed in range(8):
+        report = hundred_thousand(method, "uneven").compress(keep=keep, seed=seed).report
+        assert_lands_on(keep * 103_630, report)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from coresieve.errors import MethodError
 from coresieve.methods import neurons
 from coresieve.methods.drawing import Parts, Sampler, fixed, sample
 from coresieve.methods.method import Job, Method, Rewrite, Work
-from coresieve.methods.sizing import BySign, forecast, order, solve, to_size
+from coresieve.methods.sizing import BySign, order, solve, to_size
 
 TRIALS_IN_SIZE_MODE = 8  # candidates a row when a size is asked for and `amplify` is left to us
 
@@ -116,9 +116,7 @@ def share(job: Job, partings: dict[str, BySign]) -> dict[str, int]:
     target = job.target()
     if target < sum(parting.least(r) for r, (_, parting) in zip(rows, layers, strict=True)):
         return whole(job, np.array([parting.parts.S.sum() for _, parting in layers]), target)
-    counts = [
-        forecast(work, parting, sensitivity, r) for r, (work, parting) in zip(rows, layers, strict=True)
-    ]
+    counts = [parting.forecast(work, sensitivity, r) for r, (work, parting) in zip(rows, layers, strict=True)]
 
     def expected(c: float) -> np.ndarray:
         return np.array([count(c, r) for r, count in zip(rows, counts, strict=True)])

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from coresieve.layers import ROWS_AT_ONCE
 from coresieve.methods.drawing import Draw, Importance, Parts, Sampler, exact_or, note_draws, rewrite
 from coresieve.methods.method import Job, Work
 
 EDGES_TO_SOLVE_ON = 2**13  # a few rows tell how many distinct edges a draw brings
+POWERS = 48  # of 2, that shares of a layer are told apart by
 LAST_BLOCK = 0.004  # of the budget: from here on rows are drawn so that they cannot exceed what is left
 
 Count = Callable[[float, np.ndarray], float]  # (c, rows) -> how many edges of these rows are expected to stay
@@ -46,8 +46,13 @@ class BySign:
     def __init__(self, parts: Parts):
         self.parts = parts
 
-    def expected(self, some: np.ndarray, s: Tensor, w: Tensor) -> Forecast:
-        """The sum of 1 - (1 - q_j)^m over a part's edges: exact for some rows, at as many a draw for the others."""
+    def forecast(self, work: Work, importance: Importance, rows: np.ndarray) -> Forecast:
+        """The sum of 1 - (1 - q_j)^m over a part's edges: exact for the last few rows, which are in random order, at as
+        many a draw for the others."""
+        some = rows[-max(1, EDGES_TO_SOLVE_ON // work.layer.shape[1]) :]
+        index = torch.from_numpy(some)
+        w = work.layer.read(index)
+        s = importance(work, index, w).float()
         S, n = self.parts.S[some].ravel(), self.parts.n[some].ravel()
         row, column = torch.nonzero((s > 0) & (w != 0), as_tuple=True)
         part = (2 * row + (w[row, column] < 0)).cpu().numpy()
@@ -118,20 +123,29 @@ class Pooled:
     def __init__(self, parts: Parts):
         self.parts = parts
 
-    def expected(self, some: np.ndarray, s: Tensor, w: Tensor) -> Forecast:
-        p, n = s[s > 0].double().cpu().numpy(), self.parts.n.sum(axis=1)
-        among = max(1, int(n[some].sum()))
+    def forecast(self, work: Work, importance: Importance, rows: np.ndarray) -> Forecast:
+        """The sum of 1 - exp(-c p). Rows differ by more than a few of them tell, so each is told by itself: how many of
+        its entries lie between two powers of 2, and what they add up to, which is right to a hundredth."""
+        many, mass = np.zeros((2, len(self.parts.S), POWERS))
+        for block in work.layer.blocks():
+            index = torch.arange(block.start, block.stop)
+            p = importance(work, index, work.layer.read(block)).double().cpu().numpy()
+            power = np.clip(1 - np.frexp(p)[1], 0, POWERS - 1)
+            for i, (here, s) in enumerate(zip(power, p, strict=True), block.start):
+                many[i], mass[i] = np.bincount(here, s > 0, POWERS), np.bincount(here, s, POWERS)
+
+        def told(c: float, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            k, total = many[rows].sum(axis=0), mass[rows].sum(axis=0)
+            return k, total, np.exp(-c * total / np.maximum(k, 1))
 
         def count(c: float, rows: np.ndarray) -> float:
-            return float(len(p) - np.exp(-c * p).sum()) * n[rows].sum() / among
+            k, _, missed = told(c, rows)
+            return float(k @ (1 - missed))
 
         def deviation(c: float, rows: np.ndarray) -> float:
-            missed = np.exp(-c * p)
-            alone, together = (
-                (missed * (1 - missed)).sum(),
-                c * (p * missed).sum() ** 2 / max(p.sum(), 1e-300),
-            )
-            return float(np.sqrt(max(0.0, alone - together) * n[rows].sum() / among))
+            k, total, missed = told(c, rows)
+            together = c * (total @ missed) ** 2 / max(total.sum(), 1e-300)
+            return float(np.sqrt(max(0.0, k @ (missed * (1 - missed)) - together)))
 
         return Forecast(count, deviation)
 
@@ -166,20 +180,12 @@ def order(parting: Parting, work: Work, job: Job) -> np.ndarray:
     return job.rng(2, work.index).permutation(len(parting.parts.S))
 
 
-def forecast(work: Work, parting: Parting, importance: Importance, rows: np.ndarray) -> Forecast:
-    """(c, rows) -> the edges expected to stay, told from the last few of the rows, which are in random order."""
-    some = rows[-max(1, EDGES_TO_SOLVE_ON // work.layer.shape[1]) :]
-    index = torch.from_numpy(some)
-    w = work.layer.read(index)
-    return parting.expected(some, importance(work, index, w).float(), w)
-
-
 def to_size(
     work: Work, parting: Parting, importance: Importance, target: int, job: Job, sampler: Sampler
 ) -> int:
     """Rewrite the layer so that about `target` of its parameters stay, hardly ever more; how many of it are unused."""
     rng, rest = job.rng(3, work.index), order(parting, work, job)
-    expected = forecast(work, parting, importance, rest)
+    expected = parting.forecast(work, importance, rest)
     left, c = target, np.ones(1)
     while len(rest):
         everything = left >= parting.parts.n[rest].sum()

@@ -186,8 +186,8 @@ def test_no_more_stays_than_the_budget(method, name):
 @functools.cache
 def hundred_thousand(method: str, kind: str = "usual") -> cs.Ready:
     """A network of 103,630 parameters. "usual" has inputs of both signs, so that few neurons are dead; in "even" all
-    edges are about as important, so that all rows ask for about the same number of draws; in "uneven" rows differ in scale,
-    as those of trained networks do."""
+    edges are about as important, so that all rows ask for about the same number of draws; in "uneven" rows differ in
+    scale, as those of trained networks do."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, sample = relu_net(220, 300, 120, 10), torch.randn(256, 220)

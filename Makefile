@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all bench clean
+.PHONY: demo test quick test-all bench clean
 .DELETE_ON_ERROR:
 
 demo: .stamps/lab
@@ -13,6 +13,9 @@ test: .stamps/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+quick: .stamps/dev
+	$(BIN)/python -m pytest -n 2 -m "not slow and not cluster"
 
 test-all: .stamps/dev
 	$(BIN)/python -m pytest -n 2

@@ -171,6 +171,7 @@ def test_training_is_kept_and_found_again(tmp_path):
 # --- Running ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 def test_a_run_fills_every_gap_once_and_the_next_only_gaps(client, written):
     _, store = run(client, written)
     rows = store.rows()
@@ -201,6 +202,7 @@ def test_a_run_fills_every_gap_once_and_the_next_only_gaps(client, written):
     assert store.pack() == CELLS + 1
 
 
+@pytest.mark.cluster
 def test_workers_that_are_killed_lose_nothing(written, tmp_path):
     """SIGKILL, twice in mid-run; the numbers are those of a run without."""
     many = TOML.replace("trials = 2", "trials = 15")
@@ -221,6 +223,7 @@ def test_workers_that_are_killed_lose_nothing(written, tmp_path):
     assert all(row["failed"] is None for row in rows)
 
 
+@pytest.mark.cluster
 def test_a_worker_that_is_killed_in_training_loses_nothing(written):
     written.write_text(TOML.replace("epochs = 3", "epochs = 150").replace('"svd", ', ""))
     killed = []
@@ -239,6 +242,7 @@ def test_a_worker_that_is_killed_in_training_loses_nothing(written):
     assert all(row["failed"] is None for row in store.rows())
 
 
+@pytest.mark.cluster
 def test_a_cell_that_always_kills_its_worker_ends_as_one_failed_row(written, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text(DEADLY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -260,6 +264,7 @@ def test_a_cell_that_always_kills_its_worker_ends_as_one_failed_row(written, tmp
     assert len(store.rows()) == 4 * (2 + 1 + 2)
 
 
+@pytest.mark.cluster
 def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(client, written):
     written.write_text(TOML.replace("trials = 2", "trials = 300"))
     command = [
@@ -293,6 +298,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(client, written):
     assert len(results.answers(found, store.rows())[0]) == CELLS
 
 
+@pytest.mark.cluster
 def test_a_scheduler_that_is_there(client, written, capsys):
     address = client.scheduler.address
     assert (
@@ -308,6 +314,7 @@ def test_a_scheduler_that_is_not_there(written, capsys, monkeypatch):
     assert "the address of a dask scheduler" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.cluster
 def test_retraining_keeps_the_size_and_wins_accuracy_back(client, written):
     plain = '{name = "magnitude"}'
     tuned = '{name = "magnitude", label = "retrained", rounds = 2, epochs = 40}'
@@ -531,6 +538,7 @@ def test_points_are_means_and_deviations():
     assert (point.mean, point.std, point.runs) == (2.0, 2**0.5, 2)
 
 
+@pytest.mark.cluster
 def test_the_commands_from_plan_to_page(client, written, capsys):
     def told(*tokens):
         assert cli.main([*tokens]) == 0

@@ -69,14 +69,19 @@ class Layer:
 
     def write(self, rows: slice | Tensor, values: Tensor) -> None:
         """Put [W | b] back for some rows, in the layer's own dtype."""
-        edges, narrow = self.weight.shape[1], self.weight.dtype
-        if narrow.itemsize < 4 and not bool(torch.isfinite(values.to(narrow)).all()):
-            raise NonFiniteError(f"weights too large for {narrow} in {self.describe()}",
-                                 "a narrower range", "a larger budget, or the model in float32")  # fmt: skip
+        self.check_fits(values)
+        edges = self.weight.shape[1]
         with torch.no_grad():
             self.weight[rows] = values[:, :edges].to(self.weight.dtype)
             for k, b in enumerate(self.biases):
                 b[rows] = values[:, edges + k].to(b.dtype)
+
+    def check_fits(self, values: Tensor) -> None:
+        """What is reweighed grows, perhaps beyond what the layer's own dtype holds."""
+        own = self.weight.dtype
+        if not bool(torch.isfinite(values.to(own)).all()):
+            raise NonFiniteError(f"weights too large for {own} in {self.describe()}",
+                                 "a narrower range", "a larger budget, or the model in a wider type")  # fmt: skip
 
     def nonzero(self) -> int:
         """How many parameters are not zero, biases counted."""

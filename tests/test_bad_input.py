@@ -959,7 +959,7 @@ def test_unsupported_modules_stay_exact_and_are_lines_in_the_report():
 
     model = Does(does, **parts)
     small = compress(model)
-    for name in ("the model", "c", "norm", "bi", "rnn"):
+    for name in ("what the model holds itself (w)", "c", "norm", "bi", "rnn"):
         assert any(note.startswith(f"{name} stays exact") for note in small.report.notes)
     kept = bits(small.model)
     assert all(torch.equal(v, kept[k]) for k, v in bits(model).items() if not k.startswith("n."))

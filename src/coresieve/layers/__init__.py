@@ -129,7 +129,7 @@ def find(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[st
             assert isinstance(module, nn.Linear)
             linears[name] = module
         elif any(p is not None for p in own) or linear.parametrize.is_parametrized(module):
-            notes.append(f"{name or 'the model'} stays exact: {reason}")
+            notes.append(f"{_who(name, module)} stays exact: {reason}")
             others |= {id(p): name for p in own if p is not None}
     layers = list(_grouped(linears, others, notes))
     if not layers:
@@ -143,6 +143,14 @@ def find(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[st
         if not layer.chosen:
             notes.append(f"{layer.name} stays exact: excluded")
     return Found(layers, notes)
+
+
+def _who(name: str, module: nn.Module) -> str:
+    """A module that stays exact; where layers inside it may be compressed only what it holds itself does."""
+    name = name or "the model"
+    own = [key for key, parameter in module._parameters.items() if parameter is not None]
+    inside = any(linear.why_not(part) is None for part in module.modules())
+    return f"what {name} holds itself ({', '.join(own)})" if own and inside else name
 
 
 def check_loaded(model: nn.Module) -> None:

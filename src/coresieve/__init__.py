@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coresieve.certification import certify, verify
     from coresieve.compression import Compressed, Ready, calibrate, compress, load
     from coresieve.finetuning import finetune
-    from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Uniform
+    from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Sieve, SparseGPT, Uniform, Wanda
     from coresieve.search import smallest
 
 _HOMES = {
@@ -31,13 +31,24 @@ _HOMES = {
     "coresieve.finetuning": ("finetune",),
     "coresieve.search": ("smallest",),
     "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "load"),
-    "coresieve.methods": ("L1", "L1L2", "L2", "SVD", "CoreNet", "Magnitude", "Uniform"),
+    "coresieve.methods": (
+        "L1",
+        "L1L2",
+        "L2",
+        "SVD",
+        "CoreNet",
+        "Magnitude",
+        "Sieve",
+        "SparseGPT",
+        "Uniform",
+        "Wanda",
+    ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names} | {"errors": "coresieve"}
 
 __all__ = [
-    "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Uniform",
-    "calibrate", "certify", "compress", "errors", "finetune", "load", "smallest", "verify",
+    "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Sieve", "SparseGPT",
+    "Uniform", "Wanda", "calibrate", "certify", "compress", "errors", "finetune", "load", "smallest", "verify",
 ]  # fmt: skip
 
 

@@ -89,6 +89,7 @@ class Observed:
     points: int  # |S|
     forwards: int  # how many times the model ran
     is_chain: bool  # ReLU between the layers and nothing else, as the paper's theorem assumes
+    sample: list[Batch]  # S itself, for a method that reads it again; else empty
     measuring: Kept  # some of S
     judging: Kept  # T, disjoint from S
     rows: KnownRows  # digests of the sample's rows, so that none of them certifies what they made
@@ -101,12 +102,16 @@ def observe(
     wanted: Sequence[int],
     seed: int,
     sensitivities: bool,
+    keep_sample: bool = False,
 ) -> Observed:
     """One pass: `wanted` is (|S|, |T|). The model runs in eval mode and is put back as it was."""
     run, witness = _Pass(model, layers, sensitivities), Witness()
+    sample_kept: list[Batch] = []
     with eval_mode(model), torch.no_grad(), private_randomness(sample, seed):
         for which, batch in choose(sample, wanted, seed, witness.see):
             run.take_in(batch, judging=which == 1)
+            if keep_sample and which == 0:
+                sample_kept.append(batch)
         for kept in (run.measuring, run.judging):
             kept.inputs = merged(kept.inputs, run.largest)
             kept.record(model, layers)
@@ -115,7 +120,7 @@ def observe(
                           f"a few hundred inputs of the kind to come; the theory asks for {wanted[0]}")  # fmt: skip
     return Observed(
         *(list(run.seen.values()), run.points, run.forwards, run.is_chain()),
-        *(run.measuring, run.judging, witness.known()),
+        *(sample_kept, run.measuring, run.judging, witness.known()),
     )
 
 
@@ -165,6 +170,17 @@ class _Ours(BaseException):
 
 class _Enough(BaseException):
     """Ends a forward early; not an Exception, so that a model's own `except` lets it through."""
+
+
+def stop_forward() -> None:
+    """From a hook: what was looked for is found. The forward ends inside `stopping()`."""
+    raise _Enough
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+    with contextlib.suppress(_Enough):
+        yield
 
 
 def forward(model: nn.Module, batch: Batch, note: str = "") -> Any:
@@ -279,13 +295,12 @@ def inputs_of(model: nn.Module, layer: Layer, batch: Batch) -> Tensor | None:
         if column is not None:
             ones[:, column] = 1
         caught.append(torch.cat([a, ones], dim=1).to(working_dtype(a)))
-        raise _Enough
+        stop_forward()
 
     handles = [m.register_forward_pre_hook(before, with_kwargs=True) for m in layer.modules.values()]
     try:
-        forward(model, batch)
-    except _Enough:
-        pass
+        with stopping():
+            forward(model, batch)
     finally:
         for handle in handles:
             handle.remove()

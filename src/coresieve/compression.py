@@ -41,6 +41,8 @@ from coresieve.report import LayerReport, Report
 from coresieve.sample import Sample, count
 from coresieve.storage import load_model, read_header, save_model
 
+POINTS_READ = 20_000  # by default, by a method that fits its weights to the sample
+
 
 @dataclass
 class Compressed:
@@ -176,7 +178,15 @@ def calibrate(
         layer.check_finite()
     given = count(calibration)
     S, T = _points_wanted(found.layers, method, delta, given)
-    observed = observe(model, found.layers, calibration, (points or S, T), seed, method.wants_sensitivities)
+    observed = observe(
+        model,
+        found.layers,
+        calibration,
+        (points or S, T),
+        seed,
+        method.wants_sensitivities,
+        method.wants_sample,
+    )
     ran = [seen.layer for seen in observed.seen]
     if not any(layer.chosen for layer in ran):
         raise SampleError("a forward in which no layer to compress runs", "inputs that reach the layers",
@@ -189,7 +199,10 @@ def calibrate(
 def _points_wanted(
     layers: Sequence[Layer], method: Method, delta: float, given: int | None
 ) -> tuple[int, int]:
-    """|S| and |T| as the theory asks for; with candidates to judge, |S| as the amplification theorem does."""
+    """|S| and |T| as the theory asks for; with candidates to judge, |S| as the amplification theorem does. A method
+    that fits its weights to the sample reads all of it, up to a number that bounds its time."""
+    if method.wants_sample:
+        return POINTS_READ, 0
     if not method.wants_judges:
         return points_needed(layers, delta), 0
     eta, _, _ = widths(layers)
@@ -245,7 +258,7 @@ class Ready:
             raise StaleError(f"a model that changed since it was calibrated (in {', '.join(changed[:3]) or 'itself'})",
                              "the weights and modules that the sample saw", "call calibrate() again")  # fmt: skip
         job = self._job(_copy(self.model), budget, seed, self._promise(budget))
-        with eval_mode(job.model):
+        with eval_mode(job.model), eval_mode(job.original):
             self.method.compress(job)
             report = self._report(job)
         for name, original in self.model.named_modules():
@@ -275,7 +288,7 @@ class Ready:
             if promise is not None:
                 line.delta_hat = promise.delta_hats[layer.name]
             works.append(Work(index, layer, seen, line))
-        return Job(small, works, self.observed, budget, seed, [], promise)
+        return Job(self.model, small, works, self.observed, budget, seed, [], promise)
 
     def _report(self, job: Job) -> Report:
         for work in job.works:

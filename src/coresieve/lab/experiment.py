@@ -129,7 +129,7 @@ class Experiment(BaseModel):
     methods: Annotated[list[str | Choice], Field(min_length=1), AfterValidator(_distinct)]
     sizes: Annotated[list[Share], Field(min_length=1), AfterValidator(_distinct)]
     trials: Count = 50
-    calibration: Count | None = None  # points given to the methods; all that are set apart without it
+    calibration: Count | None = None  # images given to the methods; those set apart, 5,000, without it
     name: str = ""  # the file's, without .toml
 
     @property

@@ -78,6 +78,7 @@ class Bench:
 
     def __init__(self, network: Network, weights: bytes):
         _check_images(network)
+        self.network = network
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "network.safetensors"
             path.write_bytes(weights)
@@ -86,8 +87,12 @@ class Bench:
         self.test = self.parts.test.split(BATCH_JUDGED)
         self.before = outputs(self.model, self.test)
 
-    def points(self, cell: Cell) -> Tensor:
-        return self.parts.calibration[: cell.calibration]
+    def points(self, calibration: int | None) -> Tensor:
+        """Images that trained nothing; where more are asked for, those that trained, without their labels."""
+        own = self.parts.calibration
+        if calibration is not None and calibration > len(own):
+            own = torch.cat([own, data.load(self.network.dataset).train])
+        return own[:calibration]
 
 
 @functools.lru_cache(maxsize=1)
@@ -98,7 +103,8 @@ def _bench(network: Network, weights: bytes) -> Bench:
 @functools.lru_cache(maxsize=1)
 def _ready(bench: Bench, method: Method, calibration: int | None) -> Ready:
     """Calibrated once for all sizes and trials."""
-    return calibrate(bench.model, bench.parts.calibration[:calibration], method=method)
+    points = bench.points(calibration)
+    return calibrate(bench.model, points, method=method, points=len(points) if method.wants_sample else None)
 
 
 def _drawn(cell: Cell, choice: Choice, bench: Bench) -> Row:
@@ -134,7 +140,7 @@ def _shrunk(
     if last is not None:
         whole = sum(int(torch.count_nonzero(p)) for p in bench.model.parameters())
         already = sum(int(torch.count_nonzero(p)) for p in model.parameters()) / whole
-    points = bench.points(cell)
+    points = bench.points(cell.calibration)
     return calibrate(model, points, method=choice.method()).compress(
         keep=min(1.0, keep / already), seed=cell.trial
     )

@@ -13,10 +13,14 @@ from coresieve.methods.corenet import CoreNet
 from coresieve.methods.magnitude import Magnitude
 from coresieve.methods.method import Method
 from coresieve.methods.norms import L1, L1L2, L2
+from coresieve.methods.sieve import Sieve
+from coresieve.methods.sparsegpt import SparseGPT
 from coresieve.methods.svd import SVD
 from coresieve.methods.uniform import Uniform
+from coresieve.methods.wanda import Wanda
 
 METHODS: dict[str, Method] = {
+    "sieve": Sieve(),
     "corenet": CoreNet(),
     "corenet+": CoreNet(prune_neurons=True),
     "corenet++": CoreNet(prune_neurons=True, amplify=None),
@@ -26,6 +30,8 @@ METHODS: dict[str, Method] = {
     "l1l2": L1L2(),
     "svd": SVD(),
     "magnitude": Magnitude(),
+    "wanda": Wanda(),
+    "sparsegpt": SparseGPT(),
 }
 
 
@@ -47,4 +53,7 @@ def resolve(method: str | Method) -> Method:
     )
 
 
-__all__ = ["L1", "L1L2", "L2", "METHODS", "SVD", "CoreNet", "Magnitude", "Method", "Uniform", "resolve"]
+__all__ = [
+    "L1", "L1L2", "L2", "METHODS", "SVD", "CoreNet", "Magnitude", "Method", "Sieve", "SparseGPT", "Uniform", "Wanda",
+    "resolve",
+]  # fmt: skip

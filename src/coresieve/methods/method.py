@@ -53,6 +53,7 @@ Rewrite = Callable[[Work, Tensor | None, Tensor | None], None]
 class Job:
     """One compression: a copy of the model, the budget, and what the sample has shown."""
 
+    original: nn.Module
     model: nn.Module
     works: list[Work]
     observed: Observed
@@ -96,6 +97,7 @@ class Method:
 
     name: ClassVar[str] = ""
     wants_sensitivities: ClassVar[bool] = False
+    wants_sample: ClassVar[bool] = False  # reads the inputs again, layer after layer
     random: ClassVar[bool] = True
 
     def __str__(self) -> str:

@@ -7,12 +7,12 @@ back (its dead edges are never drawn anyway) and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from coresieve.calibration import answers_of
+from coresieve.calibration import Answers, answers_of
 from coresieve.errors import ForwardError
 from coresieve.layers import Layer
 from coresieve.methods.method import Job, Work
@@ -38,6 +38,37 @@ def prune(job: Job) -> None:
                 f"{int(dead.sum())} dead neurons of {before.layer.name} stay: without them the model's forward fails "
                 "or answers differently, so its outputs go elsewhere too"
             )
+
+
+def absorb(job: Job) -> None:
+    """After a choice of edges: a neuron without outgoing edges leaves, and so does one without incoming edges, whose
+    constant the biases after it take over. No answer changes."""
+    for before, after in pairs(job):
+        weight, outgoing = before.layer.weight.detach(), after.layer.weight.detach()
+        bias = before.layer.module.bias
+        silent = (outgoing == 0).all(dim=0)
+        constant = (weight == 0).all(dim=1)
+        level = torch.zeros_like(weight[:, 0]) if bias is None else bias.detach().clamp(min=0)
+        if after.layer.module.bias is None:
+            constant &= level == 0
+        gone = silent | constant
+        if bool(gone.all()):
+            gone[0] = False
+        if not bool(gone.any()):
+            continue
+        answers = [answers_of(job.model, {}, batch) for batch in job.observed.measuring.inputs]
+        added = outgoing[:, gone & constant] @ level[gone & constant]
+        undo = shrink(before.layer, after.layer, torch.nonzero(~gone).flatten())
+        if after.layer.module.bias is not None:
+            after.layer.module.bias.add_(added)
+        if same(job, answers):
+            alive = torch.nonzero(~gone).flatten().cpu()
+            before.rows = after.edges = alive if before.rows is None else before.rows[alive]
+            before.line.dead_neurons = (before.line.dead_neurons or 0) + int(gone.sum())
+        else:
+            if after.layer.module.bias is not None:
+                after.layer.module.bias.sub_(added)
+            undo()
 
 
 def pairs(job: Job) -> Iterator[tuple[Work, Work]]:
@@ -78,14 +109,14 @@ def _like(old: Tensor, values: Tensor) -> nn.Parameter:
     return nn.Parameter(values.clone(), requires_grad=old.requires_grad)
 
 
-def same(job: Job) -> bool:
-    """Does the copy still answer as the original on the points kept for measuring? To rounding."""
+def same(job: Job, answers: Sequence[Answers] | None = None) -> bool:
+    """Does the copy still answer so (as the original, by default) on the points kept for measuring? To rounding."""
     kept = job.observed.measuring
     coarse = max(torch.finfo(p.dtype).eps for p in job.model.parameters() if p.is_floating_point())
     try:
         return all(
             _close(answers_of(job.model, {}, batch).outputs, old.outputs, coarse)
-            for batch, old in zip(kept.inputs, kept.answers, strict=True)
+            for batch, old in zip(kept.inputs, answers or kept.answers, strict=True)
         )
     except ForwardError:
         return False

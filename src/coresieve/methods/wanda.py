@@ -1,0 +1,50 @@
+"""Wanda (Sun et al. 2024): in each row the edges with the largest |w_ij| ||a_j||_2 stay as they are.
+
+a_j is what edge j sees of the calibration inputs, through the layers pruned before. Every row keeps the same share. The
+bias is one more edge, whose input is 1.
+
+>>> best_in_rows(torch.tensor([[1.0, 3.0, 2.0], [9.0, 8.0, 7.0]]), 3)
+tensor([[False,  True,  True],
+        [ True, False, False]])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coresieve.methods.method import Job, Method, split_evenly
+from coresieve.methods.moments import Teacher, moments
+
+
+@dataclass(frozen=True)
+class Wanda(Method):
+    name: ClassVar[str] = "wanda"
+    wants_sample: ClassVar[bool] = True
+    random: ClassVar[bool] = False
+
+    def compress(self, job: Job) -> None:
+        assert job.budget.keep is not None
+        original = Teacher.original(job)
+        for work, size in zip(job.works, split_evenly(job.works, job.budget.keep), strict=True):
+            if size >= work.line.before:
+                continue
+            fit, aside = moments(job, work, original)
+            norms = (fit + aside).H.diagonal().sqrt()
+            w = work.layer.read(slice(None))
+            work.layer.write(slice(None), torch.where(best_in_rows(w.abs() * norms, size), w, 0.0))
+
+
+def best_in_rows(score: Tensor, size: int) -> Tensor:
+    """A mask of the largest in each row, as many in all as `size`: one more in the first rows where it does not divide.
+
+    What is 0 has the lowest rank; of equals the first stay.
+    """
+    rows, edges = score.shape
+    each = torch.full((rows, 1), size // rows, device=score.device)
+    each[: size % rows] += 1
+    rank = torch.argsort(torch.argsort(score, dim=1, descending=True, stable=True), dim=1)
+    return rank < each

@@ -47,8 +47,9 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names} | {"errors": "coresieve"}
 
 __all__ = [
-    "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Sieve", "SparseGPT",
-    "Uniform", "Wanda", "calibrate", "certify", "compress", "errors", "finetune", "load", "smallest", "verify",
+    "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Sieve",
+    "SparseGPT", "Uniform", "Wanda", "calibrate", "certify", "compress", "errors", "finetune", "load", "smallest",
+    "verify",
 ]  # fmt: skip
 
 

@@ -6,8 +6,8 @@ With a_hat what the compressed layers before hand over, a what the original's do
                      = sum_i c_i (w_hat_i H w_hat_i - 2 g_i w_hat_i) + constant,   H = E a_hat a_hat^T,  G = E z a_hat^T
 
 where c_i says what an error of row i costs at the output: c_i = E |d f / d z_i|^2, by one backward pass (f times
-random signs has a gradient of that mean square). Nothing but H and G is kept of the inputs, one layer at a time; the bias is one
-more input, which is 1.
+random signs has a gradient of that mean square). Nothing but H and G is kept of a layer's inputs; the bias is one more
+input, which is 1.
 
 >>> m = Moments.empty(rows=1, edges=2)
 >>> m.add(torch.tensor([[1.0, 0.0], [1.0, 2.0]]), torch.tensor([[3.0], [5.0]]))
@@ -41,8 +41,8 @@ class Moments:
 
     @classmethod
     def empty(cls, rows: int, edges: int, device: torch.device | str | None = None) -> Moments:
-        zeros = (torch.zeros(n, edges, dtype=torch.float64, device=device) for n in (edges, rows))
-        return cls(*zeros)
+        H, G = (torch.zeros(n, edges, dtype=torch.float64, device=device) for n in (edges, rows))
+        return cls(H, G)
 
     def add(self, a: Tensor, z: Tensor) -> None:
         self.H += a.T @ a
@@ -68,10 +68,8 @@ class Teacher:
     def copy_of(cls, job: Job) -> Teacher:
         """The small network as it is now."""
         model = copy.deepcopy(job.model)
-        layers = [
-            Layer(w.layer.name, {n: model.get_submodule(n) for n in w.layer.modules}) for w in job.works
-        ]  # type: ignore[misc]
-        return cls(model, {layer.name: layer for layer in layers})
+        found = {w.layer.name: {n: model.get_submodule(n) for n in w.layer.modules} for w in job.works}
+        return cls(model, {name: Layer(name, modules) for name, modules in found.items()})  # pyright: ignore[reportArgumentType]
 
 
 def moments(job: Job, work: Work, teacher: Teacher) -> tuple[Moments, Moments]:

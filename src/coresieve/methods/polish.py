@@ -108,6 +108,7 @@ def _weights(job: Job) -> Iterator[Weight]:
         parameters = (p for m in work.layer.modules.values() for p in (m.weight, m.bias) if p is not None)
         for p in dict.fromkeys(parameters):
             if step > 0 and bool(p.count_nonzero()):
+                assert isinstance(p, nn.Parameter)
                 yield Weight(p, p.detach().to(working_dtype(p), copy=True), p.detach() != 0, step)
 
 

@@ -7,7 +7,8 @@
     3. What they weigh                    the exact solution on these edges (`refit.py`), drawn a little toward the
                                           original weights; how much, inputs held aside decide
     4. Neurons without inputs or outputs leave, and the biases after them take over what they added (`neurons.py`)
-    5. Polish                             all weights that are left, together, toward the original's outputs (`polish.py`)
+    5. Polish                             all weights that are left, together, toward the original's outputs
+                                          (`polish.py`); a small size is reached in steps, with polish after each
 
 >>> Sieve(polish=0)
 Sieve(polish=0, toward='predictions')

@@ -43,7 +43,7 @@ def best_in_rows(score: Tensor, size: int) -> Tensor:
 
     What is 0 has the lowest rank; of equals the first stay.
     """
-    rows, edges = score.shape
+    rows = len(score)
     each = torch.full((rows, 1), size // rows, device=score.device)
     each[: size % rows] += 1
     rank = torch.argsort(torch.argsort(score, dim=1, descending=True, stable=True), dim=1)

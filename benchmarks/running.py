@@ -4,7 +4,8 @@
 
 float32, one thread pinned to one core, dense `F.linear` and every way of ours (and dense onnxruntime, where it is
 installed) taking turns in one run; medians, and quartiles of the ratio within a turn. Turning the inputs and the
-answers counts. Each turn repeats a quick call until it takes 0.2 ms. Leaves with status 1 when a bar is missed. The
+answers counts. Times are processor time (but in "threads"), which does not count the turns of other jobs, and each
+turn repeats a quick call until it takes 0.2 ms. Leaves with status 1 when a bar is missed. The
 part "threads" wants an idle machine with two cores. What a machine without AVX-512 would do:
 
     NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+sse4.2 python -m benchmarks.running
@@ -36,7 +37,9 @@ BATCHES = (1, 8, 64, 512)
 AVX512 = sparse_product.available() and sparse_product.lanes() == 16
 BARS = {  # density, batch -> times faster than dense torch, on both shapes
     (0.1, 1): 5.0 if AVX512 else 2.0,
-    **{(0.1, 8): 4.0, (0.1, 64): 4.0, (0.2, 64): 2.3},
+    (0.1, 8): 4.0,
+    (0.1, 64): 4.0,
+    (0.2, 64): 2.3,
     **({(0.02, 1): 12.0, (0.02, 64): 8.5} if AVX512 else {}),
 }
 NETWORK_BARS = {1: 4.0, 64: 3.5} if AVX512 else {}
@@ -118,21 +121,25 @@ def threads(seconds: float, show: bool) -> list[dict]:
         width = 8 if batch == 8 else 32 if AVX512 else 16
         product = sparse_product.Panels(rows_of, None, width)
 
-        def on(n: int, run: Run = product) -> Run:
-            def call(x: Tensor) -> None:
-                torch.set_num_threads(n)
-                run(x)
-
-            return call
-
-        times = sparse.race({sparse.DENSE: on(1), "two": on(2)}, x, 2 * seconds)
+        torch.set_num_threads(2)  # so that it is the wall's clock
+        times = sparse.race({sparse.DENSE: on(1, product), "two": on(2, product)}, x, 2 * seconds)
         torch.set_num_threads(1)
         best = min(times[sparse.DENSE]) / min(times["two"])
         middle = sparse.ratios(times, "two")[1]
-        rows.append({"shape": shape, "batch": batch, "scaling": best, "median": middle, "met": best >= THREADS_BAR})
+        rows.append(
+            {"shape": shape, "batch": batch, "scaling": best, "median": middle, "met": best >= THREADS_BAR}
+        )
         say(show, f"{shape[0]} x {shape[1]}, batch {batch:3}: {best:.2f} (median of turns {middle:.2f}; "
                   f"bar {THREADS_BAR}{'' if rows[-1]['met'] else ', MISSED'})")  # fmt: skip
     return rows
+
+
+def on(threads: int, run: Run) -> Run:
+    def call(x: Tensor) -> None:
+        torch.set_num_threads(threads)
+        run(x)
+
+    return call
 
 
 def break_even(seconds: float, show: bool) -> list[dict]:
@@ -212,7 +219,9 @@ def onnx(model: nn.Module, x: Tensor) -> dict[str, Run]:
         if k:
             nodes.append(helper.make_node("Relu", [at], [f"r{k}"]))
             at = f"r{k}"
-        arrays += [numpy_helper.from_array(p.detach().numpy(), f"{n}{k}") for n, p in layer.named_parameters()]
+        arrays += [
+            numpy_helper.from_array(p.detach().numpy(), f"{n}{k}") for n, p in layer.named_parameters()
+        ]
         nodes.append(helper.make_node("Gemm", [at, f"weight{k}", f"bias{k}"], [f"y{k}"], transB=1))
         at = f"y{k}"
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in ("x", at)]

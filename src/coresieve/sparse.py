@@ -16,13 +16,12 @@ them, with the threads that torch has at that moment. A way replaces dense only 
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import statistics
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
@@ -73,9 +72,8 @@ class TorchSparse:
         shape = (len(rows.counts), rows.inputs)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*[Ss]parse.*")  # that its interface may change
-            self.weight = torch.sparse_csr_tensor(
-                *(torch.from_numpy(a) for a in (starts, columns, values)), shape
-            )
+            crow, col, own = map(torch.from_numpy, (starts, columns, values))
+            self.weight = torch.sparse_csr_tensor(crow, col, own, shape)
         self.bias = _tensor(bias)
         self.nbytes = starts.nbytes + columns.nbytes + values.nbytes
 
@@ -115,10 +113,11 @@ def ways(rows: Rows) -> dict[str, Callable[[Rows, np.ndarray | None], Any]]:
         "torch sparse": TorchSparse,
         "scipy": Scipy,
     }
-    large = rows.columns.dtype == np.uint16 and min(len(rows.counts), rows.inputs) >= sparse_product.FEWEST
-    if not (large and sparse_product.available()):
+    if not (
+        sparse_product.available() and rows.columns.dtype == np.uint16 and len(rows.counts) and rows.inputs
+    ):
         return answer
-    for width in sparse_product.WIDTHS[sparse_product.lanes()]:
+    for width in sparse_product.widths(rows):
         answer[f"panels {width}"] = lambda r, b, width=width: sparse_product.Panels(r, b, width)
     for shape in sparse_product.slab_shapes():
         name = f"slabs {shape[0]}x{shape[1]}"
@@ -142,28 +141,32 @@ def _candidates(rows: Rows, batch: int) -> list[str]:
 
 
 def race(runners: dict[str, Way], x: Tensor, seconds: float = SECONDS) -> dict[str, list[float]]:
-    """Seconds of one call in each turn, the ways taking turns; what is hopeless leaves after the first turns."""
+    """Seconds of one call in each turn, the ways taking turns; what is hopeless leaves after the first turns.
+
+    With one thread they are its own processor time, which does not count the turns of other jobs.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     loops, times = {}, {name: [] for name in runners}
     for name, run in runners.items():
         run(x)
-        loops[name] = max(1, min(50, int(TURN / max(_timed(run, x, 1), 1e-7))))
+        loops[name] = max(1, min(50, int(TURN / max(_timed(run, x, 1, clock), 1e-7))))
     start, still = time.perf_counter(), list(runners)
     for turn in range(TURNS[1]):
         if turn >= TURNS[0] and time.perf_counter() - start > seconds:
             break
         for name in still:
-            times[name].append(_timed(runners[name], x, loops[name]))
+            times[name].append(_timed(runners[name], x, loops[name], clock))
         if turn == 2:
             best = min(map(statistics.median, times.values()))
             still = [n for n in still if n == DENSE or statistics.median(times[n]) < HOPELESS * best]
     return times
 
 
-def _timed(run: Way, x: Tensor, loops: int) -> float:
-    start = time.perf_counter()
+def _timed(run: Way, x: Tensor, loops: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(loops):
         run(x)
-    return (time.perf_counter() - start) / loops
+    return (clock() - start) / loops
 
 
 def ratios(times: dict[str, list[float]], name: str) -> tuple[float, float, float]:
@@ -214,11 +217,17 @@ class SparseLinear(nn.Module):
             self._packed = {name: known[name](self._rows, self._bias) for name in set(named.values())}
             self._run = {batch: self._packed[name] for batch, name in named.items()}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # by the name that nn.Linear has for it
+        x = input
         if torch.compiler.is_compiling():
             return torch.ops.coresieve.sparse_linear(x, self._handle, self.out_features)
         if self._needs_dense(x):
             return F.linear(x, self.weight, self.bias)
+        if x.ndim == 2 and x.is_contiguous():
+            try:
+                return self._run[x.shape[0]](x)
+            except (KeyError, RuntimeError):  # a batch of another size, a tensor without memory: slowly, then
+                pass
         return self._product(x)
 
     def _needs_dense(self, x: Tensor) -> bool:
@@ -232,14 +241,13 @@ class SparseLinear(nn.Module):
             or x.shape[-1] != self.in_features
             or (x.requires_grad and torch.is_grad_enabled())
             or forward_ad._current_level >= 0
+            or x.is_neg()
             or torch.is_autocast_enabled("cpu")
             or torch._C._get_tracing_state() is not None
         )
 
     def _product(self, x: Tensor) -> Tensor:
-        flat = x if x.ndim == 2 else x.reshape(-1, self.in_features)
-        if not flat.is_contiguous() or flat.is_neg():
-            flat = flat.resolve_neg().contiguous()
+        flat = x.reshape(-1, self.in_features).contiguous()
         batch = flat.shape[0]
         try:
             run = self._run[batch]
@@ -275,7 +283,9 @@ class SparseLinear(nn.Module):
 
     def extra_repr(self) -> str:
         told = ", ".join(f"{batch}: {name}" for batch, name in self.names.items())
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self._has_bias}, {told}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self._has_bias}, {told}"
+        )
 
     # Weights that come and go: state_dict, copies, other dtypes and devices.
 
@@ -301,20 +311,25 @@ class SparseLinear(nn.Module):
         if (bias := self.bias) is not None:
             destination[f"{prefix}bias"] = bias.clone()
 
-    def _load_from_state_dict(self, state: Any, prefix: str, local: Any, strict: bool, missing: list[str],
-                              unexpected: list[str], errors: list[str]) -> None:  # fmt: skip
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
         own = {"weight": self.weight, **({} if self.bias is None else {"bias": self.bias})}
+        known = {f"{prefix}{name}" for name in own}
+        unexpected_keys.extend(
+            key for key in state_dict if strict and key.startswith(prefix) and key not in known
+        )
+        wrong = len(error_msgs)
         for name, old in own.items():
-            new = state.get(f"{prefix}{name}")
+            new = state_dict.get(f"{prefix}{name}")
             if new is None:
-                missing.extend([f"{prefix}{name}"] if strict else [])
+                missing_keys.extend([f"{prefix}{name}"] if strict else [])
             elif new.shape != old.shape:
-                errors.append(f"size mismatch for {prefix}{name}: {tuple(new.shape)}, expected {tuple(old.shape)}.")
+                told = f"{tuple(new.shape)} in the state dict, {tuple(old.shape)} in the layer"
+                error_msgs.append(f"size mismatch for {prefix}{name}: {told}.")
             else:
                 own[name] = new.detach().to(old)
-        known = {f"{prefix}{name}" for name in own}
-        unexpected.extend(key for key in state if strict and key.startswith(prefix) and key not in known)
-        if not errors:
+        if len(error_msgs) == wrong:
             self._fill(own["weight"], own.get("bias"))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -426,6 +441,7 @@ def accelerate(
     copies.
     """
     from coresieve.calibration import uncompiled
+    from coresieve.compression import _copy
 
     batches = _batches(batch)
     inner = getattr(model, "model", model) if not isinstance(model, nn.Module) else model
@@ -434,7 +450,7 @@ def accelerate(
                          "pass the network itself")  # fmt: skip
     inner = uncompiled(inner)
     check_loaded(inner)
-    fast = copy.deepcopy(inner)
+    fast = _copy(inner)
     report = Acceleration(batches, torch.get_num_threads())
     aside = _read_past_forward(fast)
     made: dict[int, nn.Module] = {}
@@ -446,7 +462,7 @@ def accelerate(
             else:
                 report.notes.append(f"{name or 'the model'} stays dense: {reason}")
     fast = _put(fast, made)
-    fast.acceleration = report  # pyright: ignore[reportAttributeAccessIssue]
+    fast.acceleration = report  # pyright: ignore[reportArgumentType]
     return fast
 
 
@@ -506,7 +522,9 @@ def _replacement(name: str, module: nn.Linear, report: Acceleration, seconds: fl
     return fast.train(module.training)
 
 
-def _time(line: LayerTimes, rows: Rows, module: nn.Linear, bias: np.ndarray | None, batch: int, seconds: float) -> None:
+def _time(
+    line: LayerTimes, rows: Rows, module: nn.Linear, bias: np.ndarray | None, batch: int, seconds: float
+) -> None:
     runners: dict[str, Way] = {DENSE: module}
     for name in _candidates(rows, batch):
         with contextlib.suppress(RuntimeError):  # a build of torch without sparse products
@@ -528,6 +546,7 @@ def _put(model: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     return made.get(id(model), model)
 
 
-def layers(model: nn.Module) -> Iterator[tuple[str, SparseLinear]]:
-    """The layers of an accelerated model that are not dense any more."""
-    return ((name, m) for name, m in model.named_modules() if isinstance(m, SparseLinear))
+def memory(model: nn.Module) -> int:
+    """Bytes that the weights take, each tensor once, in every layout that is kept."""
+    tensors = {id(t): t.nbytes for t in itertools.chain(model.parameters(), model.buffers())}
+    return sum(tensors.values()) + sum(m.nbytes for m in model.modules() if isinstance(m, SparseLinear))

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 PAD = 4  # a row's weights fill whole multiples of this: the sums of as many are added side by side
 ALIGN = 64  # bytes: a cache line and the widest vector
 MOST_INPUTS = 1 << 16  # a weight's place is two bytes
-FEWEST = 16  # rows and inputs: one square of the widest lanes
 
 # Slabs: registers that hold the window, weights of each row in a group. AVX-512, or AVX2 with half of both.
 SHAPES = {16: ((4, 2), (4, 4), (4, 8), (8, 2), (8, 4)), 8: ((2, 1), (2, 2), (4, 2), (4, 4)), 4: ()}
@@ -216,7 +215,8 @@ def features() -> frozenset[str]:
     """What numba compiles for: the CPU's own, unless NUMBA_CPU_FEATURES says otherwise."""
     from numba.core.registry import cpu_target
 
-    told = cpu_target.target_context.codegen().magic_tuple()[2]
+    context: Any = cpu_target.target_context
+    told = context.codegen().magic_tuple()[2]
     return frozenset(name[1:] for name in told.split(",") if name.startswith("+"))
 
 
@@ -224,6 +224,12 @@ def features() -> frozenset[str]:
 def lanes() -> int:
     """float32 numbers in one vector register."""
     return 16 if "avx512f" in features() else 8 if "avx" in features() else 4
+
+
+def widths(rows: Rows) -> list[int]:
+    """Of the panels for this matrix: a square of their lanes must fit into it."""
+    least = min(len(rows.counts), rows.inputs)
+    return [width for width, (_, _, across) in WIDTHS[lanes()].items() if across <= least]
 
 
 def slab_shapes() -> tuple[tuple[int, int], ...]:
@@ -252,11 +258,12 @@ def _kernels() -> _Compiled:
 
     def compiled(f: Any) -> Any:
         try:
-            made = numba.cfunc(task, cache=True, nopython=True, error_model="numpy")(f)
+            made = numba.cfunc(task, cache=True, error_model="numpy")(f)
         except RuntimeError:  # no folder that a cache could be written to
-            made = numba.cfunc(task, nopython=True, error_model="numpy")(f)
+            made = numba.cfunc(task, error_model="numpy")(f)
         _held.append(made)
-        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(made.address)
+        address: Any = made.address
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def packer(f: Any) -> Any:
         try:
@@ -356,17 +363,20 @@ def _lay_out_slabs(starts, counts, columns, values, order, inputs, lanes, window
             starts[order[k]],
             starts[order[k]] + counts[order[k]],
         )
-    for filling in range(2):  # once to count, once to fill
-        n = begins[slabs] if filling else 0
-        bases = np.zeros(n, np.int32)
-        codes, numbers = np.zeros((n, weights, lanes), np.uint8), np.zeros((n, weights, lanes), np.float32)
-        for s in range(slabs):
-            target = (bases[begins[s] :], codes[begins[s] :], numbers[begins[s] :])
-            groups = _fill_slab(
-                columns, values, here[s].copy(), end[s], inputs, window, weights, filling, *target
-            )
-            if not filling:
-                begins[s + 1] = begins[s] + (groups + multiple - 1) // multiple * multiple
+    none = (
+        np.zeros(0, np.int32),
+        np.zeros((0, weights, lanes), np.uint8),
+        np.zeros((0, weights, lanes), np.float32),
+    )
+    for s in range(slabs):  # once to count, once to fill
+        groups = _fill_slab(columns, values, here[s].copy(), end[s], inputs, window, weights, False, *none)
+        begins[s + 1] = begins[s] + (groups + multiple - 1) // multiple * multiple
+    n = begins[slabs]
+    bases = np.zeros(n, np.int32)
+    codes, numbers = np.zeros((n, weights, lanes), np.uint8), np.zeros((n, weights, lanes), np.float32)
+    for s in range(slabs):
+        own = bases[begins[s] :], codes[begins[s] :], numbers[begins[s] :]
+        _fill_slab(columns, values, here[s], end[s], inputs, window, weights, True, *own)
     return begins, bases, codes, numbers
 
 

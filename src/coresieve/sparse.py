@@ -525,7 +525,7 @@ def _replacement(name: str, module: nn.Linear, report: Acceleration, seconds: fl
 def _time(
     line: LayerTimes, rows: Rows, module: nn.Linear, bias: np.ndarray | None, batch: int, seconds: float
 ) -> None:
-    runners: dict[str, Way] = {DENSE: module}
+    runners: dict[str, Way] = {DENSE: _bare(module)}
     for name in _candidates(rows, batch):
         with contextlib.suppress(RuntimeError):  # a build of torch without sparse products
             runners[name] = SparseLinear(rows, bias, {batch: name})
@@ -535,6 +535,13 @@ def _time(
     line.chosen[batch] = chosen = choose(times)
     line.ratio[batch] = ratios(times, chosen)
     line.microseconds[batch] = {name: 1e6 * statistics.median(t) for name, t in times.items()}
+
+
+def _bare(module: nn.Linear) -> nn.Linear:
+    """The same layer without its hooks, which should see no random inputs."""
+    plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta")
+    plain.weight, plain.bias = module.weight, module.bias
+    return plain
 
 
 def _put(model: nn.Module, made: dict[int, nn.Module]) -> nn.Module:

@@ -5,7 +5,7 @@
 float32, one thread pinned to one core, dense `F.linear` and every way of ours (and dense onnxruntime, where it is
 installed) taking turns in one run; medians, and quartiles of the ratio within a turn. Turning the inputs and the
 answers counts. Times are processor time (but in "threads"), which does not count the turns of other jobs, and each
-turn repeats a quick call until it takes 0.2 ms. Leaves with status 1 when a bar is missed. The
+turn repeats a quick call for a millisecond, its weights in the caches. Leaves with status 1 when a bar is missed. The
 part "threads" wants an idle machine with two cores. What a machine without AVX-512 would do:
 
     NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+sse4.2 python -m benchmarks.running
@@ -14,10 +14,12 @@ part "threads" wants an idle machine with two cores. What a machine without AVX-
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +112,7 @@ def network_part(seconds: float, show: bool) -> list[dict]:
 
 
 def threads(seconds: float, show: bool) -> list[dict]:
-    """One thread against two: the fastest turn of each, since any other job on the machine slows two more."""
+    """One thread against two: the fastest call of each. On a busy machine two threads wait for the later one."""
     rows = []
     if len(os.sched_getaffinity(0)) < 2:
         say(show, "\ntwo threads: this machine has one core")
@@ -121,25 +123,23 @@ def threads(seconds: float, show: bool) -> list[dict]:
         width = 8 if batch == 8 else 32 if AVX512 else 16
         product = sparse_product.Panels(rows_of, None, width)
 
-        torch.set_num_threads(2)  # so that it is the wall's clock
-        times = sparse.race({sparse.DENSE: on(1, product), "two": on(2, product)}, x, 2 * seconds)
+        times: dict[int, list[float]] = {1: [], 2: []}
+        for _, count in itertools.product(range(20), times):
+            torch.set_num_threads(count)
+            product(x)
+            for _ in range(20):
+                start = time.perf_counter()
+                product(x)
+                times[count].append(time.perf_counter() - start)
         torch.set_num_threads(1)
-        best = min(times[sparse.DENSE]) / min(times["two"])
-        middle = sparse.ratios(times, "two")[1]
+        best = min(times[1]) / min(times[2])
+        middle = statistics.median(times[1]) / statistics.median(times[2])
         rows.append(
             {"shape": shape, "batch": batch, "scaling": best, "median": middle, "met": best >= THREADS_BAR}
         )
-        say(show, f"{shape[0]} x {shape[1]}, batch {batch:3}: {best:.2f} (median of turns {middle:.2f}; "
+        say(show, f"{shape[0]} x {shape[1]}, batch {batch:3}: {best:.2f} (of the medians {middle:.2f}; "
                   f"bar {THREADS_BAR}{'' if rows[-1]['met'] else ', MISSED'})")  # fmt: skip
     return rows
-
-
-def on(threads: int, run: Run) -> Run:
-    def call(x: Tensor) -> None:
-        torch.set_num_threads(threads)
-        run(x)
-
-    return call
 
 
 def break_even(seconds: float, show: bool) -> list[dict]:

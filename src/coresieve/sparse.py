@@ -43,7 +43,7 @@ DENSE = "dense"
 MARGIN = 0.95  # of dense's time: a way must be at least this much faster
 SECONDS = 0.3  # of timing for a layer and batch size
 TURNS = (5, 60)  # at least and at most, for each way
-TURN = 2e-4  # seconds: a quicker way runs several times in a turn
+TURN = 1e-3  # seconds: a quicker way runs several times in a turn, and once before, to find its weights in the caches
 HOPELESS = 1.5  # times as long as the fastest in the first turns: takes no further part
 FULL = 0.9  # density from which on no way could be faster than dense
 
@@ -149,7 +149,7 @@ def race(runners: dict[str, Way], x: Tensor, seconds: float = SECONDS) -> dict[s
     loops, times = {}, {name: [] for name in runners}
     for name, run in runners.items():
         run(x)
-        loops[name] = max(1, min(50, int(TURN / max(_timed(run, x, 1, clock), 1e-7))))
+        loops[name] = max(1, min(200, int(TURN / max(_timed(run, x, 1, clock), 1e-7))))
     start, still = time.perf_counter(), list(runners)
     for turn in range(TURNS[1]):
         if turn >= TURNS[0] and time.perf_counter() - start > seconds:
@@ -163,6 +163,8 @@ def race(runners: dict[str, Way], x: Tensor, seconds: float = SECONDS) -> dict[s
 
 
 def _timed(run: Way, x: Tensor, loops: int, clock: Callable[[], float]) -> float:
+    if loops > 1:
+        run(x)
     start = clock()
     for _ in range(loops):
         run(x)

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from coresieve.finetuning import finetune
     from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Sieve, SparseGPT, Uniform, Wanda
     from coresieve.search import smallest
+    from coresieve.sparse import accelerate
 
 _HOMES = {
     "coresieve.certificate": ("Certificate", "Claim"),
     "coresieve.certification": ("certify", "verify"),
     "coresieve.finetuning": ("finetune",),
     "coresieve.search": ("smallest",),
+    "coresieve.sparse": ("accelerate",),
     "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "load"),
     "coresieve.methods": (
         "L1",
@@ -48,8 +50,8 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names} | {"err
 
 __all__ = [
     "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Sieve",
-    "SparseGPT", "Uniform", "Wanda", "calibrate", "certify", "compress", "errors", "finetune", "load", "smallest",
-    "verify",
+    "SparseGPT", "Uniform", "Wanda", "accelerate", "calibrate", "certify", "compress", "errors", "finetune",
+    "load", "smallest", "verify",
 ]  # fmt: skip
 
 

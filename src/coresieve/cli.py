@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from coresieve import __version__, cli_certificates, cli_lab
+from coresieve import __version__, cli_bench, cli_certificates, cli_lab
 from coresieve.budget import Budget
 from coresieve.cli_arguments import (
     Data,
@@ -309,5 +309,6 @@ def _say_header(file: Path, header: dict[str, Any]) -> None:
 app.command(cli_certificates.certify, sort_key=5)
 app.command(cli_certificates.verify, sort_key=6)
 app.command(cli_certificates.smallest, sort_key=7)
+app.command(cli_bench.bench, sort_key=8)
 app.command(cli_lab.lab_app)
 app.command(cli_lab.data_app)

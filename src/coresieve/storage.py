@@ -87,17 +87,30 @@ Structure = dict[str, dict[str, Any]]
 Check = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 
-def save_model(path: PathLike, model: nn.Module, header: dict[str, Any], *, compact: bool = False) -> None:
+def save_model(
+    path: PathLike,
+    model: nn.Module,
+    header: dict[str, Any],
+    *,
+    compact: bool = False,
+    max_bytes: int | None = None,
+) -> None:
     """Write the parameters and persistent buffers of `model`, and `header`, to `path`.
 
     The file appears whole or not at all: a crash on the way leaves the former file. The same model and header
     give the same bytes. `header` is what JSON can hold (a tuple comes back as a list), without a key "file".
     At most one tensor is copied at a time. `compact`: zeros are left out, the rest is coded; as exact as without.
+    A file of more than `max_bytes` is not written.
     """
     path = _plain_path(path)
     inner, tensors = _prepared(model, header, compact)
     # The payload's digest is known only after the payload is written, but its length is: leave the room.
     room = len(_sealed(inner, _BLANK, tensors))
+    size = room + sum(tensor.nbytes for tensor in tensors.values())
+    if max_bytes is not None and size > max_bytes:
+        given = f"a file of {size:,} bytes (its header takes {room:,})"
+        hint = f"compress with max_bytes={max(1, 2 * max_bytes - size)}: certificates and later changes take room too"
+        raise FileError(given, f"at most {max_bytes:,}", hint)
 
     def write(file: BinaryIO) -> None:
         digest = hashlib.sha256()

@@ -12,10 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import coresieve as cs
 from coresieve import compact, storage
 from coresieve.compact import pack, positions, rans, unpack
 from coresieve.compact.side import Reader, Writer
-from coresieve.errors import FileError
+from coresieve.errors import AlteredError, BudgetError, DomainError, FileError, NonFiniteError
+from coresieve.fitting import fit
+from coresieve.methods import METHODS
+from coresieve.rounding import DIGITS, Rounding, rounded
 from coresieve.storage import file_size, load_model, read_header, save_model
 from test_storage import DTYPES, Bag, Net, bits, pruned, raw
 
@@ -334,3 +338,165 @@ def test_the_inner_json_is_json(path):
     text = path.read_bytes()
     header = json.loads(text[8 : 8 + int.from_bytes(text[:8], "little")])
     assert set(json.loads(header["__metadata__"]["coresieve"])["packed"]) <= set(header)
+
+
+# --- Rounding -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ready():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(60, 80), torch.nn.ReLU(), torch.nn.Linear(80, 10))
+    return cs.calibrate(model, torch.rand(100, 60), method="corenet", points=40)
+
+
+def skeleton():
+    return torch.nn.Sequential(torch.nn.Linear(60, 80), torch.nn.ReLU(), torch.nn.Linear(80, 10))
+
+
+@pytest.mark.parametrize("n", [8, 6, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_rounded_rows_are_few_steps_and_half_a_step_off_at_most(n, dtype):
+    w, most = sparse(50, 200, 0.3, dtype=dtype), 2 ** (n - 1) - 1
+    r = rounded(w, Rounding(bits=n))
+    top = w.abs().amax(1).double() / most
+    slack = 1 + 2.0 ** -(min(9, DIGITS[dtype] - n + 1) - 1)  # a step is rounded up
+    assert r.dtype == dtype
+    assert ((r.double() - w.double()).abs().amax(1) <= 0.5001 * slack * top).all()
+    assert all(len(row.abs().unique()) <= most + 1 for row in r)
+    assert not (r[r == 0].signbit()).any()
+    if dtype in (torch.float64, torch.float32):
+        assert torch.equal(rounded(r, Rounding(bits=n)), r)
+
+
+@pytest.mark.parametrize("n", [8, 6, 4])
+@pytest.mark.parametrize("density", [0.02, 0.1, 0.5, 1.0])
+def test_rounded_weights_cost_near_their_entropy(n, density):
+    w = sparse(400, 500, density)
+    scale = w.abs().amax(1, keepdim=True).clamp(min=1e-9) / (2 ** (n - 1) - 1)
+    w = rounded(w, Rounding(bits=n))
+    k = int(w.count_nonzero())
+    ideal = (entropy((w / scale).round()[w != 0]) + positions.bound(w.numel(), k)) / 8
+    assert len(pack(w).code) < 1.02 * ideal + 400 * 1.5 + 250  # a step for each row, and a table
+
+
+def test_saving_with_bits_rounds_a_copy_and_says_so(ready, path):
+    small = ready.compress(keep=0.3)
+    before = bits(small.model)
+    small.save(path, bits=8)
+    assert bits(small.model) == before
+    again = cs.load(path, into=skeleton())
+    assert bits(again.model) == bits(small.rounded(bits=8).model) != before
+    assert again.report.rounding == "8 bits"
+    assert all(0 < line.rounding < 0.05 for line in again.report.layers)
+    assert again.report.parameters_after == sum(int(p.count_nonzero()) for p in again.model.parameters())
+    assert again.compact
+
+
+def test_errors_are_measured_after_rounding(ready):
+    exact, coarse = ready.compress(keep=0.999), ready.compress(keep=0.999, bits=4)
+    assert coarse.report.error > exact.report.error
+    assert "4 bits" in str(coarse.report)
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
+def test_a_narrower_type(ready, path, dtype):
+    small = ready.compress(keep=0.3)
+    small.save(path, dtype=dtype)
+    weight = cs.load(path, into=skeleton()).model[0].weight
+    narrow = torch.float16 if dtype == "float16" else dtype
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, small.model[0].weight.to(narrow).float())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bits": 7}, {"bits": True}, {"dtype": "int8"}, {"bits": 8, "dtype": "float16"}]
+)
+def test_roundings_that_there_are_not(ready, wrong):
+    with pytest.raises(DomainError, match="Try: "):
+        ready.compress(keep=0.3, **wrong)
+
+
+def test_numbers_too_large_for_float16():
+    w = torch.nn.Linear(3, 2)
+    w.weight.data.fill_(1e6)
+    small = cs.compress(torch.nn.Sequential(w), torch.rand(20, 3), keep=1, method="magnitude")
+    with pytest.raises(NonFiniteError, match="bfloat16"):
+        small.rounded(dtype="float16")
+
+
+def test_a_certificate_is_of_the_rounded_weights(ready, path):
+    small = ready.compress(keep=0.5)
+    heldout = torch.rand(50, 60, generator=torch.Generator().manual_seed(9))
+    cs.certify(ready.model, small, heldout, eps=0.5)
+    with pytest.raises(AlteredError, match="once rounded"):
+        small.save(path, bits=8)
+    small.save(path, compact=True)
+    assert cs.load(path, into=skeleton()).certificate is not None
+    coarse = small.rounded(bits=8)
+    assert coarse.certificate is None
+    cs.certify(ready.model, coarse, heldout, eps=0.5)
+    coarse.save(path, bits=8)  # rounding once more changes nothing
+    assert cs.verify(ready.model, cs.load(path, into=skeleton()), heldout) == []
+
+
+# --- max_bytes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("how", [{}, {"bits": 6}])
+def test_the_file_is_at_most_as_large_as_was_asked(method, how, path):
+    torch.manual_seed(0)
+    model = skeleton()
+    small = cs.compress(model, torch.rand(100, 60), max_bytes=5_000, method=method, points=30, **how)
+    small.save(path)
+    assert small.bytes() == path.stat().st_size <= 5_000
+    assert path.stat().st_size > (4_600 if method != "svd" else 4_000)
+    assert bits(cs.load(path, into=skeleton()).model) == bits(small.model)
+    assert "max_bytes=5000" in small.report.budget
+
+
+def test_room_for_everything_keeps_everything(ready):
+    assert ready.compress(max_bytes=10**6).report.kept == 1
+
+
+def test_a_budget_that_nothing_fits_names_the_least(ready, path):
+    with pytest.raises(BudgetError, match=r"expected at least \d+") as caught:
+        ready.compress(max_bytes=500)
+    least = int(str(caught.value).split("at least ")[1].split(",")[0])
+    ready.compress(max_bytes=least).save(path)
+    assert path.stat().st_size <= least
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_bytes": 0}, {"max_bytes": 1.5}, {"max_bytes": True}, {"max_bytes": 1, "keep": 1}]
+)
+def test_budgets_that_are_none(ready, wrong):
+    with pytest.raises(BudgetError, match="max_bytes"):
+        ready.compress(**wrong)
+
+
+def test_a_file_that_outgrew_its_budget_is_not_written(ready, path):
+    small = ready.compress(max_bytes=6_000)
+    small.save(path)
+    old = path.read_bytes()
+    with pytest.raises(FileError, match="at most 6,000"):
+        small.save(path, compact=False)
+    assert path.read_bytes() == old
+
+
+def test_few_compressions_suffice():
+    tried = []
+    fit(tried.append, lambda _: 3_000 + round(10**6 * tried[-1] ** 0.95), 200_000, entries=10**6, bits=26)
+    assert len(tried) <= 5
+
+
+@given(st.floats(0.3, 3), st.integers(0, 5000), st.integers(4_000, 10**6), st.integers(0, 99))
+def test_whatever_the_sizes_the_answer_fits(power, fixed, most, luck):
+    """Sizes that jump about, and those that hardly grow."""
+
+    def size(keep: float) -> int:
+        return fixed // 2 + int(10**6 * keep**power * (1 + luck * ((keep * 7919) % 1) / 1000))
+
+    if size(1e-6) <= most:
+        assert size(fit(lambda keep: keep, size, most, entries=10**6, bits=8)) <= most

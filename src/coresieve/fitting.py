@@ -32,11 +32,9 @@ def fit(
     best = draw(first)
     filled = least = size(best)
     if least > max_bytes:
-        given, expected = (
-            f"max_bytes={max_bytes}",
-            f"at least {least}, with next to nothing kept of the layers",
-        )
-        raise BudgetError(given, expected, f"max_bytes={2 * least}")
+        enough = least + 8  # the report tells the budget, in more digits then
+        expected = f"at least {enough}, with next to nothing kept of the layers"
+        raise BudgetError(f"max_bytes={max_bytes}", expected, f"max_bytes={2 * enough}")
     under, over = (first, least), (math.inf, math.inf)
     keep = max(first, guess(8 * (max_bytes - least), entries, bits))
     for _ in range(TRIES):

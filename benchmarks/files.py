@@ -1,7 +1,7 @@
 """A 1000 x 784 layer on disk, in bytes beside what nothing can beat, and how fast it is read again.
 
     python -m benchmarks.files            CoreNet on random weights and inputs of unequal columns
-    python -m benchmarks.files --mnist    every method on the first layer of 784-1000-1000-10, trained on MNIST for a minute
+    python -m benchmarks.files --mnist    every method, on the first layer of 784-1000-1000-10 trained on MNIST
 
 Bounds: `32-bit` is 32 bits for each weight that stays and log2 C(n, k) for where they are; `8-bit` the entropy of the
 8-bit values and log2 C(n, k). Dense, CSR and gaps (one byte each, the bytes of the values shuffled) are what others do;

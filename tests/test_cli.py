@@ -237,6 +237,41 @@ def test_inspect_shows_what_was_saved(folder, capsys):
     assert told["file"]["tensors"]
 
 
+def test_a_compact_file_of_so_many_bytes(folder, capsys):
+    code, out, err = answer(capsys, [*COMPRESS, "--max-bytes", "7kB", "--bits", "8", "--json"])
+    assert err == ""
+    told = json.loads(out)
+    assert code == 0
+    assert told["bytes"] == (folder / "small.safetensors").stat().st_size <= 7000
+    assert (told["report"]["budget"], told["report"]["rounding"]) == ("max_bytes=7000", "8 bits")
+    code, out, _ = answer(capsys, ["inspect", "small.safetensors"])
+    assert code == 0
+    assert all(word in out for word in ("positions", "values", "header", "0.weight"))
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("how", [["--compact"], ["--dtype", "bfloat16"]])
+def test_compact_is_smaller_and_as_exact(folder, capsys, how):
+    assert cli.main([*COMPRESS, "--keep", "0.3", "--out", "plain.safetensors"]) == 0
+    assert cli.main([*COMPRESS, "--keep", "0.3", *how]) == 0
+    import nets  # type: ignore[import-not-found]
+
+    small = cs.load("small.safetensors", into=nets.build())
+    plain = cs.load("plain.safetensors", into=nets.build())
+    assert small.compact
+    same = all(
+        torch.equal(a, b) for a, b in zip(small.model.parameters(), plain.model.parameters(), strict=True)
+    )
+    assert same == (how == ["--compact"])
+
+
+@pytest.mark.parametrize("text", ["6kX", "nan", "-"])
+def test_max_bytes_that_are_no_number(folder, capsys, text):
+    code, _, err = answer(capsys, [*COMPRESS, f"--max-bytes={text}"])
+    assert code == 2
+    assert "200kB" in err
+
+
 ROW = {"name": "0", "rows": 1, "edges": 1, "before": 1}
 REPORT = {"method": "svd", "budget": "keep=0.1", "seed": 0, "version": "1", "layers": [ROW]}
 

@@ -680,9 +680,9 @@ def test_each_kind_of_wrong_file_has_its_own_words(path, make, words):
 
 def test_a_newer_format(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "FORMAT", 2)
+        patch.setattr(storage, "FORMAT", 3)
         save_model(path, nn.Linear(1, 1), {})
-    with pytest.raises(FileError, match=r"has format 2: expected format 1 or older\. Try: a newer version"):
+    with pytest.raises(FileError, match=r"has format 3: expected format 2 or older\. Try: a newer version"):
         load_model(path, nn.Linear(1, 1))
 
 

@@ -27,6 +27,7 @@ from coresieve.cli_arguments import (
     Keep,
     Keeps,
     Key,
+    MaxBytes,
     Methods,
     Model,
     Names,
@@ -37,6 +38,7 @@ from coresieve.cli_arguments import (
 from coresieve.errors import BudgetError, CoresieveError, NotCertifiedError, stored
 from coresieve.terminal import (
     accuracy_table,
+    bytes_table,
     compare_table,
     complain,
     console,
@@ -136,11 +138,15 @@ def compress(
     data: Data,
     keep: Keep = None,
     eps: Eps = None,
+    max_bytes: MaxBytes = None,
     delta: float = 0.05,
     method: str = "corenet++",
     seed: Whole = 0,
     include: Names = None,
     exclude: Names = None,
+    compact: Flag = False,
+    bits: Whole | None = None,
+    dtype: str | None = None,
     data_key: Key = None,
     out: Path = Path("small.safetensors"),
     force: Flag = False,
@@ -162,12 +168,18 @@ def compress(
         Layers to compress, a pattern such as 'encoder.*'; may be repeated [default: all].
     exclude
         Layers to leave as they are; may be repeated.
+    compact
+        Write only the weights that stay, coded; as exact as without. --bits, --dtype and --max-bytes do so too.
+    bits
+        Round the weights to 8, 6 or 4 bits, with a step for each row.
+    dtype
+        Round the weights to numbers of float16 or bfloat16.
     out
         File to write.
     force
         Overwrite the file if it is there.
     """
-    Budget.of(keep=keep, eps=eps, delta=delta)
+    Budget.of(keep=keep, eps=eps, max_bytes=max_bytes, delta=delta)
     check_out(out, force, inputs=(weights, data))
     with progress() as bar:
         bar.step("loading torch")
@@ -181,14 +193,17 @@ def compress(
             bar.over(inputs, "reading the sample", then=f"compressing with {method}"),
             keep=keep,
             eps=eps,
+            max_bytes=max_bytes,
             delta=delta,
             method=method,
             seed=seed,
             include=include or ["*"],
             exclude=exclude or [],
+            bits=bits,
+            dtype=dtype,
         )
         bar.step("saving")
-        small.save(out)
+        small.save(out, compact=compact or None)
     if json:
         print_json({"out": str(out), "bytes": out.stat().st_size, "report": small.report.to_dict()})
         return
@@ -302,6 +317,7 @@ def _say_header(file: Path, header: dict[str, Any]) -> None:
         f"[bold]{escape(str(file))}[/]  {size_of(about['bytes'])}, {len(about['tensors'])} tensors ({dtypes})"
     )
     say(f"written by coresieve {escape(str(about['version']))}")
+    say(bytes_table(about))
     for part in told:
         say(part)
 

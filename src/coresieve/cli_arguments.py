@@ -46,13 +46,31 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
+
+
+def byte_count(text: str) -> int:
+    """
+    >>> byte_count("200kB"), byte_count("1.5 MB"), byte_count("64KiB"), byte_count("1000")
+    (200000, 1500000, 65536, 1000)
+    """
+    number = text.strip().lower()
+    unit = next((unit for unit in UNITS if number.endswith(unit)), "")
+    try:
+        return int(float(number.removesuffix(unit).replace("_", "")) * UNITS.get(unit, 1))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a number of bytes; write 200kB, 1.5MB or 64KiB.") from None
+
+
 def converted(turn: Callable[[str], Any]) -> Callable[[Any, Sequence[Token]], Any]:
     return lambda _, tokens: turn(tokens[0].value)
 
 
 def one_budget(given: ArgumentCollection) -> None:
     if len([argument for argument in given if argument.tokens]) != 1:
-        raise ValueError("Give exactly one budget: --keep 0.1, or --eps 0.5 (and --delta 0.05).")
+        raise ValueError(
+            "Give exactly one budget: --keep 0.1, --max-bytes 200kB, or --eps 0.5 (and --delta 0.05)."
+        )
 
 
 budgets = Group("Budget (one of them)", validator=one_budget)
@@ -60,6 +78,14 @@ Keep = Annotated[
     float | None,
     Parameter(
         converter=converted(fraction), group=budgets, help="Share of the parameters to keep: 0.1 or 10%."
+    ),
+]
+MaxBytes = Annotated[
+    int | None,
+    Parameter(
+        converter=converted(byte_count),
+        group=budgets,
+        help="Most bytes of the file, which is compact: 200kB, 1.5MB.",
     ),
 ]
 Eps = Annotated[float | None, Parameter(group=budgets, help="Relative error that the theory is to bound.")]

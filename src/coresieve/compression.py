@@ -11,7 +11,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -32,14 +32,16 @@ from coresieve.errors import (
     SampleError,
     StaleError,
 )
+from coresieve.fitting import fit
 from coresieve.layers import Layer, find
 from coresieve.layers.low_rank import LowRank
 from coresieve.methods import Method, resolve
 from coresieve.methods.method import Job, Work
 from coresieve.methods.promise import Promise, points_needed, widths
 from coresieve.report import LayerReport, Report
+from coresieve.rounding import Rounding, bits_of, round_layers
 from coresieve.sample import Sample, count
-from coresieve.storage import load_model, read_header, save_model
+from coresieve.storage import COMPACT, file_size, load_model, read_header, save_model
 
 POINTS_READ = 20_000  # by default, by a method that fits its weights to the sample
 
@@ -52,6 +54,8 @@ class Compressed:
     report: Report
     rows: KnownRows | None = field(default=None, repr=False)  # what calibrated it, which may not certify it
     certificate: Certificate | None = field(default=None, repr=False)  # certify() puts it here
+    compact: bool = False  # how save() writes it when not told
+    max_bytes: int | None = None  # the budget of its file, where that was one
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -59,18 +63,54 @@ class Compressed:
     def __str__(self) -> str:
         return "\n\n".join(str(part) for part in (self.report, self.certificate) if part is not None)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compact: bool | None = None,
+        bits: int | None = None,
+        dtype: str | torch.dtype | None = None,
+    ) -> None:
         """Write weights, report and certificate to one safetensors file; a file that is there is replaced whole or
-        not at all."""
+        not at all.
+
+        compact: only the weights that stay, coded; as exact as without. By default where `bits` or `dtype` is given,
+        where the network came from a compact file, and where its budget was `max_bytes`.
+        bits, dtype: round the weights before, as `rounded` does.
+        """
+        small = self if bits is None and dtype is None else self.rounded(bits=bits, dtype=dtype)
+        if self.certificate is not None:
+            what = "the network" if small is self else "the network, once rounded,"
+            check_unaltered(self.certificate, digests.weights(small.model), what)
+            small.certificate = self.certificate
+        packed = (self.compact or small is not self) if compact is None else compact
+        save_model(path, small.model, small._header(), compact=packed, max_bytes=self.max_bytes)
+
+    def rounded(self, *, bits: int | None = None, dtype: str | torch.dtype | None = None) -> Compressed:
+        """A copy whose weights are coarser: 8, 6 or 4 `bits` with a step for each row, or float16's or bfloat16's
+        numbers (`dtype`). Its report tells by how much; certify it anew."""
+        rounding = Rounding.of(bits, dtype)
+        if rounding is None:
+            raise DomainError("rounded() without bits= and dtype=", "one of them", "bits=8")
+        model, report = _copy(self.model), copy.deepcopy(self.report)
+        round_layers(model, report.layers, rounding)
+        report.rounding = str(rounding)
+        report.notes.append(f"weights rounded to {rounding} afterwards: errors above were measured before")
+        return replace(self, model=model, report=report, certificate=None, compact=True)
+
+    def bytes(self, *, compact: bool | None = None) -> int:
+        """Of the file that save() would write."""
+        return file_size(self.model, self._header(), compact=self.compact if compact is None else compact)
+
+    def _header(self) -> dict[str, Any]:
         report = self.report.to_dict()
         del report["seconds"]  # the same network is the same file, however long it took
         header: dict[str, Any] = {"report": report}
         if self.rows is not None:
             header |= self.rows.to_texts()
         if self.certificate is not None:
-            check_unaltered(self.certificate, digests.weights(self.model), "the network")
             header["certificate"] = self.certificate.to_dict()
-        save_model(path, self.model, header)
+        return header
 
 
 def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
@@ -82,7 +122,8 @@ def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
         raise LayerError(f"into={type(into).__name__}", "a torch.nn.Module to fill",
                          "a fresh network, made by the code that made the original")  # fmt: skip
     into = uncompiled(into)
-    rank = read_header(path)["file"]["structure"].get("", {}).get("rank")
+    about = read_header(path)["file"]
+    rank = about["structure"].get("", {}).get("rank")
     if rank is not None and isinstance(into, nn.Linear):  # a module cannot turn into another kind in place
         into = LowRank(into.in_features, into.out_features, rank, bias=into.bias is not None)
     told: list[Compressed] = []
@@ -93,6 +134,7 @@ def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
             check_unaltered(certificate, digests.state(tensors), os.fsdecode(path))
 
     load_model(path, into, understand)
+    told[0].compact = about["format"] == COMPACT
     return told[0]
 
 
@@ -112,7 +154,7 @@ def check_unaltered(certificate: Certificate, weights: str, what: str) -> None:
         raise AlteredError(
             f"{what} with other weights than its certificate speaks of",
             "the weights that were certified",
-            "certify() again, or small.certificate = None to save without one",
+            "certify() again (small.rounded(...), where it is to be rounded), or small.certificate = None",
         )
 
 
@@ -122,26 +164,32 @@ def compress(
     *,
     keep: float | None = None,
     eps: float | None = None,
+    max_bytes: int | None = None,
     delta: float = 0.05,
     method: str | Method = "corenet++",
     seed: int = 0,
     points: int | None = None,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
+    bits: int | None = None,
+    dtype: str | torch.dtype | None = None,
 ) -> Compressed:
-    """A smaller network from a sample of inputs, by exactly one budget: `keep` or `eps`.
+    """A smaller network from a sample of inputs, by exactly one budget: `keep`, `eps` or `max_bytes`.
 
     keep: the share of non-zero parameters that stays, over all layers that are compressed, biases counted.
     eps, delta: the outputs may be off by a factor 1 ± eps, except with probability delta, by the paper's theory.
+    max_bytes: what `save` writes is at most this large, report and all.
+    bits, dtype: the weights that stay are rounded, as by `Compressed.rounded`, before errors are measured.
     calibration: a tensor, an array, a DataLoader or any iterable of batches. No labels are needed.
     points: how many of its points to use; by default as many as the theory asks for.
     include, exclude: patterns of layer names.
     """
     method = resolve(method)
-    method.check(Budget.of(keep=keep, eps=eps, delta=delta))
+    method.check(Budget.of(keep=keep, eps=eps, max_bytes=max_bytes, delta=delta))
+    Rounding.of(bits, dtype)
     ready = calibrate(model, calibration, method=method, delta=delta, seed=seed, points=points,
                       include=include, exclude=exclude)  # fmt: skip
-    return ready.compress(keep=keep, eps=eps, seed=seed)
+    return ready.compress(keep=keep, eps=eps, max_bytes=max_bytes, seed=seed, bits=bits, dtype=dtype)
 
 
 def calibrate(
@@ -237,19 +285,35 @@ class Ready:
         *,
         keep: float | None = None,
         eps: float | None = None,
+        max_bytes: int | None = None,
         delta: float | None = None,
         seed: int = 0,
+        bits: int | None = None,
+        dtype: str | torch.dtype | None = None,
     ) -> Compressed:
         """Draw a network of this budget. The same seed gives the same bits."""
-        start = time.perf_counter()
+        start, rounding = time.perf_counter(), Rounding.of(bits, dtype)
+        delta = self.delta if delta is None else delta
+        budget = Budget.of(keep=keep, eps=eps, max_bytes=max_bytes, delta=delta)
         with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            small = self._compress(
-                Budget.of(keep=keep, eps=eps, delta=self.delta if delta is None else delta), seed
-            )
+            if budget.max_bytes is None:
+                small = self._compress(budget, seed, rounding)
+            else:
+                small = self._fit(budget.max_bytes, seed, rounding)
         small.report.seconds = time.perf_counter() - start
         return small
 
-    def _compress(self, budget: Budget, seed: int) -> Compressed:
+    def _fit(self, max_bytes: int, seed: int, rounding: Rounding | None) -> Compressed:
+        def draw(keep: float) -> Compressed:
+            small = self._compress(Budget.of(keep=keep, delta=self.delta), seed, rounding)
+            small.report.budget = str(Budget(max_bytes=max_bytes))
+            return replace(small, compact=True, max_bytes=max_bytes)
+
+        layers = [seen.layer for seen in self.observed.seen if seen.layer.chosen]
+        entries = sum(layer.nonzero() for layer in layers)
+        return fit(draw, Compressed.bytes, max_bytes, entries=entries, bits=bits_of(rounding))
+
+    def _compress(self, budget: Budget, seed: int, rounding: Rounding | None = None) -> Compressed:
         self.method.check(budget)
         seed = check_seed(seed)
         now = fingerprint(self.model)
@@ -260,10 +324,10 @@ class Ready:
         job = self._job(_copy(self.model), budget, seed, self._promise(budget))
         with eval_mode(job.model), eval_mode(job.original):
             self.method.compress(job)
-            report = self._report(job)
+            report = self._report(job, rounding)
         for name, original in self.model.named_modules():
             job.model.get_submodule(name).train(original.training)  # modules that took another's place, too
-        return Compressed(job.model, report, self.observed.rows)
+        return Compressed(job.model, report, self.observed.rows, compact=rounding is not None)
 
     def _promise(self, budget: Budget) -> Promise | None:
         if not self.method.wants_sensitivities:
@@ -290,13 +354,18 @@ class Ready:
             works.append(Work(index, layer, seen, line))
         return Job(self.model, small, works, self.observed, budget, seed, [], promise)
 
-    def _report(self, job: Job) -> Report:
+    def _report(self, job: Job, rounding: Rounding | None) -> Report:
         for work in job.works:
             work.line.after = _nonzero(job.model, work.layer)
+        if rounding is not None:
+            round_layers(job.model, [work.line for work in job.works], rounding)
+            if job.budget.eps is not None:
+                job.notes.append(f"the rounding to {rounding} comes on top of what the theorem bounds")
         report = Report(
             method=str(self.method), budget=str(job.budget), seed=job.seed, version=__version__,
-            layers=[work.line for work in job.works], notes=job.notes + self.notes, points=self.observed.points,
-            points_judging=self.observed.judging.points, points_measured=self.observed.measuring.points,
+            rounding=str(rounding or ""), layers=[work.line for work in job.works], notes=job.notes + self.notes,
+            points=self.observed.points, points_judging=self.observed.judging.points,
+            points_measured=self.observed.measuring.points,
         )  # fmt: skip
         if job.promise is not None:
             report.points_needed = job.promise.points_needed

@@ -35,6 +35,7 @@ class LayerReport:
     eps: float | None = None  # the layer's share of the error, in theory mode
     dead_neurons: int | None = None  # removed from the layer
     rank: int | None = None
+    rounding: float | None = None  # ||w_rounded - w||_1 / ||w||_1 over the weights that were rounded
     error: float | None = None  # ||z_hat - z||_1 / ||z||_1 on calibration points
 
     @property
@@ -53,6 +54,7 @@ class Report:
     budget: str
     seed: int
     version: str
+    rounding: str = ""  # "8 bits", "float16"; "": every bit of the weights stays
     layers: list[LayerReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     guarantee: str = ""  # what is promised, or why nothing is
@@ -171,7 +173,8 @@ class Report:
         return table
 
     def _title(self) -> str:
-        return f"{self.method}, {self.budget}, seed {self.seed}: {_percent(self.kept)} of the parameters kept"
+        how = f"{self.method}, {self.budget}, seed {self.seed}{self.rounding and ', ' + self.rounding}"
+        return f"{how}: {_percent(self.kept)} of the parameters kept"
 
     def _measured(self) -> str:
         used = f"Of the sample {self.points:,} points were used"
@@ -198,6 +201,7 @@ class Report:
             ("draws", lambda x: _count(x.draws)),
             ("dead", lambda x: _count(x.dead_neurons)),
             ("rank", lambda x: _count(x.rank)),
+            ("rounding", lambda x: _short(x.rounding)),
             ("mean S", lambda x: _short(x.sensitivity_mean)),
             ("max S", lambda x: _short(x.sensitivity_max)),
             ("Delta", lambda x: _short(x.delta_hat)),

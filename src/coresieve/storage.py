@@ -11,6 +11,9 @@ payload. The seal is the SHA-256 of all that stands before the payload, with the
 So every byte of the file is covered, and `read_header` can trust what it reads without reading the payload.
 A digest guards against accidents; it is no signature.
 
+A compact file has format 2, and its inner JSON names the tensors that are packed (`coresieve.compact`): to another
+reader these are bytes, in ours they come back bit for bit.
+
 The bytes are written and read here rather than by the safetensors library, for three reasons: the library
 writes metadata in a random order (the same model would give other bytes each time), it cannot seal its own
 header, and it reads through a memory map, whose tensors change or crash when the file does.
@@ -50,7 +53,7 @@ from coresieve import __version__
 from coresieve.errors import FileError
 from coresieve.layers.low_rank import LowRank
 
-FORMAT = 1
+FORMAT, COMPACT = 1, 2  # a file that packs no tensor is of the first, which older versions read
 
 _HEAD = re.compile(rb'\{"__metadata__":\{"coresieve\.format":"(\d{1,9})","coresieve\.seal":"([0-9a-f]{64})",')
 _BLANK = "0" * 64
@@ -84,23 +87,30 @@ Structure = dict[str, dict[str, Any]]
 Check = Callable[[dict[str, Any], dict[str, Tensor]], None]
 
 
-def save_model(path: PathLike, model: nn.Module, header: dict[str, Any]) -> None:
+def save_model(
+    path: PathLike,
+    model: nn.Module,
+    header: dict[str, Any],
+    *,
+    compact: bool = False,
+    max_bytes: int | None = None,
+) -> None:
     """Write the parameters and persistent buffers of `model`, and `header`, to `path`.
 
     The file appears whole or not at all: a crash on the way leaves the former file. The same model and header
     give the same bytes. `header` is what JSON can hold (a tuple comes back as a list), without a key "file".
-    At most one tensor is copied at a time.
+    At most one tensor is copied at a time. `compact`: zeros are left out, the rest is coded; as exact as without.
+    A file of more than `max_bytes` is not written.
     """
     path = _plain_path(path)
-    tensors, aliases = _stored(model)
-    inner = {
-        "version": __version__,
-        "header": _plain(header),
-        "structure": _structure(model),
-        "aliases": aliases,
-    }
+    inner, tensors = _prepared(model, header, compact)
     # The payload's digest is known only after the payload is written, but its length is: leave the room.
     room = len(_sealed(inner, _BLANK, tensors))
+    size = room + sum(tensor.nbytes for tensor in tensors.values())
+    if max_bytes is not None and size > max_bytes:
+        given = f"a file of {size:,} bytes (its header takes {room:,})"
+        hint = f"compress with max_bytes={max(1, 2 * max_bytes - size)}: certificates and later changes take room too"
+        raise FileError(given, f"at most {max_bytes:,}", hint)
 
     def write(file: BinaryIO) -> None:
         digest = hashlib.sha256()
@@ -116,6 +126,12 @@ def save_model(path: PathLike, model: nn.Module, header: dict[str, Any]) -> None
         file.write(_sealed(inner, digest.hexdigest(), tensors))
 
     _replace(path, write)
+
+
+def file_size(model: nn.Module, header: dict[str, Any], *, compact: bool = False) -> int:
+    """Of the file that `save_model` would write, in bytes: all of it, to the last one."""
+    inner, tensors = _prepared(model, header, compact)
+    return len(_sealed(inner, _BLANK, tensors)) + sum(tensor.nbytes for tensor in tensors.values())
 
 
 def load_model(path: PathLike, into: nn.Module, check: Check = lambda header, state: None) -> dict[str, Any]:
@@ -147,10 +163,11 @@ def read_header(path: PathLike) -> dict[str, Any]:
         contents = _contents(path, file)
     tensors = {
         name: {"dtype": str(spec.dtype).removeprefix("torch."), "shape": list(spec.shape), "bytes": spec.size}
+        | ({} if spec.packed is None else {"kept": spec.packed.kept, "positions": spec.packed.positions})
         for name, spec in contents.tensors.items()
     }
     about = {
-        "format": FORMAT,
+        "format": contents.format,
         "version": contents.version,
         "bytes": contents.size,
         "structure": contents.structure,
@@ -168,6 +185,37 @@ def is_ours(path: PathLike) -> bool:
 
 
 # --- What is written ----------------------------------------------------------------------------------------
+
+
+def _prepared(
+    model: nn.Module, header: dict[str, Any], compact: bool
+) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """The inner JSON but for the payload's digest, and the tensors as the file holds them."""
+    tensors, aliases = _stored(model)
+    inner = {
+        "version": __version__,
+        "header": _plain(header),
+        "structure": _structure(model),
+        "aliases": aliases,
+    }
+    if compact:
+        tensors, inner["packed"] = _packed(tensors)
+    return inner, tensors
+
+
+def _packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[Any]]]:
+    """Each as bytes where that is shorter, and {name: [dtype, shape, entries kept, bytes of their positions]}."""
+    from coresieve.compact import pack
+
+    packed, told = {}, {}
+    for name, tensor in tensors.items():
+        code = pack(tensor)
+        packed[name] = tensor
+        if len(code.code) < tensor.nbytes:
+            packed[name] = torch.frombuffer(bytearray(code.code), dtype=torch.uint8)
+            told[name] = [_CODES[tensor.dtype], list(tensor.shape), code.kept, code.positions]
+    order = sorted(packed, key=lambda name: (-packed[name].element_size(), name))
+    return {name: packed[name] for name in order}, told
 
 
 def _stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -266,7 +314,7 @@ def _plain(header: dict[str, Any]) -> dict[str, Any]:
 def _sealed(inner: dict[str, Any], payload: str, tensors: Mapping[str, Tensor]) -> bytes:
     """All that stands before the payload: the length, then the header with its seal."""
     notes = {
-        "coresieve.format": str(FORMAT),
+        "coresieve.format": str(COMPACT if "packed" in inner else FORMAT),
         "coresieve.seal": _BLANK,
         "coresieve": json.dumps({**inner, "payload": payload}, separators=(",", ":")),
     }
@@ -352,13 +400,24 @@ def _sync_folder(folder: str) -> None:
 
 
 @dataclass(frozen=True)
+class _Code:
+    """A tensor that is packed."""
+
+    size: int
+    kept: int
+    positions: int
+
+
+@dataclass(frozen=True)
 class _Spec:
     dtype: torch.dtype
     shape: Shape
+    packed: _Code | None = None
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes in the file."""
+        return self.packed.size if self.packed else math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -370,6 +429,7 @@ class _Contents:
     payload: str
     version: str
     size: int
+    format: int
 
     def source(self, name: str) -> str:
         return self.aliases.get(name, name)
@@ -411,16 +471,16 @@ def _contents(path: PathLike, file: BinaryIO) -> _Contents:
     head = _HEAD.match(text)
     if head is None:
         raise _unsealed(path, text)
-    if int(head[1]) > FORMAT:
+    if int(head[1]) > COMPACT:
         given = f"{_shown(path)} has format {int(head[1])}"
         raise FileError(
-            given, f"format {FORMAT} or older", "a newer version of coresieve, which wrote this file"
+            given, f"format {COMPACT} or older", "a newer version of coresieve, which wrote this file"
         )
     place = slice(8 + head.start(2), 8 + head.end(2))
     if _seal(start + text, place) != head[2].decode():
         raise _damaged(path, "has a damaged header (its seal does not match)")
     try:
-        contents = _parsed(json.loads(text), size)
+        contents = _parsed(json.loads(text), size, int(head[1]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _damaged(path, f"has a malformed header ({error!r})") from error
     expected = 8 + length + sum(spec.size for spec in contents.tensors.values())
@@ -430,15 +490,16 @@ def _contents(path: PathLike, file: BinaryIO) -> _Contents:
     return contents
 
 
-def _parsed(raw: dict[str, Any], size: int) -> _Contents:
+def _parsed(raw: dict[str, Any], size: int, version: int) -> _Contents:
     """The header's JSON as checked values: the seal keeps accidents out, not what somebody else sealed."""
     inner = json.loads(raw.pop("__metadata__")["coresieve"])
+    packed = inner["packed"] if version == COMPACT else {}
     tensors, start = {}, 0
     for name, entry in raw.items():
         spec = _Spec(_DTYPES[entry["dtype"]], tuple(map(_natural, entry["shape"])))
         _require(entry["data_offsets"] == [start, start + spec.size], f"offsets of {name!r}")
-        tensors[name] = spec
         start += spec.size
+        tensors[name] = _unpacked(spec, *packed[name]) if name in packed else spec
     for name, record in inner["structure"].items():
         for size_name in _KINDS[record["kind"]]:
             _natural(record[size_name])
@@ -454,7 +515,15 @@ def _parsed(raw: dict[str, Any], size: int) -> _Contents:
         str(inner["payload"]),
         str(inner["version"]),
         size,
+        version,
     )
+
+
+def _unpacked(spec: _Spec, dtype: str, shape: list[int], kept: int, positions: int) -> _Spec:
+    """What a tensor of bytes is, once decoded."""
+    _require(spec.dtype == torch.uint8 and len(spec.shape) == 1, "a packed tensor that is not of bytes")
+    code = _Code(spec.size, _natural(kept), _natural(positions))
+    return _Spec(_DTYPES[dtype], tuple(map(_natural, shape)), code)
 
 
 def _natural(value: object) -> int:
@@ -469,11 +538,14 @@ def _require(holds: bool, what: str) -> None:
 
 
 def _payload(path: PathLike, file: BinaryIO, contents: _Contents) -> dict[str, Tensor]:
-    """The tensors, each in memory of its own, once all their bytes match the digest."""
+    """The tensors, each in memory of its own, decoded once all their bytes match the digest."""
     digest = hashlib.sha256()
     tensors = {}
     for name, spec in contents.tensors.items():
-        tensor = torch.empty(spec.shape, dtype=spec.dtype, device="cpu")
+        plain = spec.packed is None
+        tensor = torch.empty(
+            spec.shape if plain else (spec.size,), dtype=spec.dtype if plain else torch.uint8, device="cpu"
+        )
         raw = _bytes(tensor)  # the memory of the new tensor itself
         if file.readinto(raw) != len(raw):  # pyright: ignore[reportAttributeAccessIssue]
             raise _damaged(path, f"is cut short in {name!r}")
@@ -481,7 +553,18 @@ def _payload(path: PathLike, file: BinaryIO, contents: _Contents) -> dict[str, T
         tensors[name] = tensor
     if digest.hexdigest() != contents.payload:
         raise _damaged(path, "has damaged weights (their digest does not match)")
-    return tensors
+    return {name: _decoded(path, name, contents.tensors[name], tensor) for name, tensor in tensors.items()}
+
+
+def _decoded(path: PathLike, name: str, spec: _Spec, tensor: Tensor) -> Tensor:
+    if spec.packed is None:
+        return tensor
+    from coresieve.compact import unpack
+
+    try:
+        return unpack(_bytes(tensor), spec.dtype, spec.shape)
+    except (ValueError, MemoryError, RuntimeError) as error:
+        raise _damaged(path, f"has a code of {name!r} that cannot be read ({error})") from error
 
 
 # --- Into the skeleton --------------------------------------------------------------------------------------

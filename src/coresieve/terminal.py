@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NARROWEST = 40  # columns
+WIDTHS = {"float64": 8, "int64": 8, "uint64": 8, "complex64": 8, "float32": 4, "int32": 4, "uint32": 4,
+          "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}  # fmt: skip
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -208,6 +210,23 @@ def table(columns: Iterable[str]) -> Table:
     answer = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for position, name in enumerate(columns):
         answer.add_column(name, justify="right" if position else "left", no_wrap=True)
+    return answer
+
+
+def bytes_table(about: dict[str, Any]) -> Table:
+    """Where the bytes of a file went: a line for each tensor, and one for the header."""
+    answer = table(["tensor", "kept", "positions", "values", "bytes", "dense"])
+    payload = dense = 0
+    for name, tensor in about["tensors"].items():
+        size, positions = tensor["bytes"], tensor.get("positions")
+        full = math.prod(tensor["shape"]) * WIDTHS.get(tensor["dtype"], 1)
+        parts = ("", "") if positions is None else (size_of(positions), size_of(size - positions))
+        kept = f"{tensor['kept']:,}" if "kept" in tensor else "all"
+        answer.add_row(escape(name), kept, *parts, size_of(size), size_of(full))
+        payload, dense = payload + size, dense + full
+    answer.add_section()
+    answer.add_row("header", "", "", "", size_of(about["bytes"] - payload), "")
+    answer.add_row("total", "", "", "", size_of(about["bytes"]), size_of(dense), style="bold")
     return answer
 
 

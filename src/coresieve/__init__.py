@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coresieve import errors
     from coresieve.certificate import Certificate, Claim
     from coresieve.certification import certify, verify
-    from coresieve.compression import Compressed, Ready, calibrate, compress, load
+    from coresieve.compression import Compressed, Ready, calibrate, compress, from_onnx, load
     from coresieve.finetuning import finetune
     from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Uniform
     from coresieve.search import smallest
@@ -30,14 +30,14 @@ _HOMES = {
     "coresieve.certification": ("certify", "verify"),
     "coresieve.finetuning": ("finetune",),
     "coresieve.search": ("smallest",),
-    "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "load"),
+    "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "from_onnx", "load"),
     "coresieve.methods": ("L1", "L1L2", "L2", "SVD", "CoreNet", "Magnitude", "Uniform"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names} | {"errors": "coresieve"}
 
 __all__ = [
     "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Uniform",
-    "calibrate", "certify", "compress", "errors", "finetune", "load", "smallest", "verify",
+    "calibrate", "certify", "compress", "errors", "finetune", "from_onnx", "load", "smallest", "verify",
 ]  # fmt: skip
 
 

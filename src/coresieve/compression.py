@@ -28,6 +28,7 @@ from coresieve.errors import (
     CoresieveError,
     CoresieveWarning,
     DomainError,
+    FileError,
     LayerError,
     SampleError,
     StaleError,
@@ -38,7 +39,7 @@ from coresieve.methods import Method, resolve
 from coresieve.methods.method import Job, Work
 from coresieve.methods.promise import Promise, points_needed, widths
 from coresieve.report import LayerReport, Report
-from coresieve.sample import Sample, count
+from coresieve.sample import Batch, Sample, count
 from coresieve.storage import load_model, read_header, save_model
 
 
@@ -50,6 +51,9 @@ class Compressed:
     report: Report
     rows: KnownRows | None = field(default=None, repr=False)  # what calibrated it, which may not certify it
     certificate: Certificate | None = field(default=None, repr=False)  # certify() puts it here
+    example: Batch | None = field(
+        default=None, repr=False
+    )  # some inputs, to trace the network for export_onnx
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -60,6 +64,23 @@ class Compressed:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights, report and certificate to one safetensors file; a file that is there is replaced whole or
         not at all."""
+        save_model(path, self.model, self._header())
+
+    def export_onnx(
+        self, path: str | os.PathLike[str], *, example: Sample | None = None, sparse: bool = True
+    ) -> None:
+        """Write an ONNX file that onnxruntime runs with the same outputs, the report and certificate in its metadata.
+
+        example: a batch that the network takes; by default some inputs of the calibration. The file is run on it, and
+        compared, before it takes its name. The number of inputs a batch is free.
+        sparse: write mostly empty matrices as sparse initialisers, which onnxruntime takes and some other tools do not.
+        """
+        from coresieve.graphs.exporting import export
+
+        export(path, self.model, self._header(), self.example if example is None else example, sparse)
+
+    def _header(self) -> dict[str, Any]:
+        """What travels with the weights."""
         report = self.report.to_dict()
         del report["seconds"]  # the same network is the same file, however long it took
         header: dict[str, Any] = {"report": report}
@@ -68,14 +89,17 @@ class Compressed:
         if self.certificate is not None:
             check_unaltered(self.certificate, digests.weights(self.model), "the network")
             header["certificate"] = self.certificate.to_dict()
-        save_model(path, self.model, header)
+        return header
 
 
-def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
+def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> Compressed:
     """Put a saved network into `into`, a fresh network of the original's architecture, bit for bit.
 
     `into` is changed in place, its layers' shapes too where the compression changed them; on an error it is as before.
+    An ONNX file needs none: it holds the whole network.
     """
+    if os.fsdecode(path).lower().endswith(".onnx"):
+        return _load_onnx(path, into)
     if not isinstance(into, nn.Module):
         raise LayerError(f"into={type(into).__name__}", "a torch.nn.Module to fill",
                          "a fresh network, made by the code that made the original")  # fmt: skip
@@ -89,9 +113,36 @@ def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
         told.append(_told(header, into))
         if (certificate := told[0].certificate) is not None:
             check_unaltered(certificate, digests.state(tensors), os.fsdecode(path))
+        if not torch.equal(
+            *(x.get("graph_sha256", torch.zeros(0)) for x in (tensors, dict(into.named_buffers())))
+        ):
+            raise FileError(f"{os.fsdecode(path)}, which belongs to another graph", "weights of this ONNX model",
+                            "the model that was compressed")  # fmt: skip
 
     load_model(path, into, understand)
     return told[0]
+
+
+def from_onnx(path: str | os.PathLike[str]) -> nn.Module:
+    """The model in an ONNX file from any framework, its layers nn.Linear, for every function that takes a model."""
+    from coresieve.graphs import files
+
+    return files.load(path)[0]
+
+
+def _load_onnx(path: str | os.PathLike[str], into: nn.Module | None) -> Compressed:
+    from coresieve.graphs import files
+
+    if into is not None:
+        given = f"into={type(into).__name__} for an ONNX file"
+        raise LayerError(given, "no skeleton: the file holds the whole network", "cs.load(path)")
+    model, header = files.load(path)
+    if header is None:
+        return Compressed(model, Report(method="another tool's", budget="", seed=0, version=""))
+    small = _told(header, model)
+    if small.certificate is not None:
+        check_unaltered(small.certificate, digests.weights(model), os.fsdecode(path))
+    return small
 
 
 def _told(header: dict[str, Any], model: nn.Module) -> Compressed:
@@ -250,7 +301,7 @@ class Ready:
             report = self._report(job)
         for name, original in self.model.named_modules():
             job.model.get_submodule(name).train(original.training)  # modules that took another's place, too
-        return Compressed(job.model, report, self.observed.rows)
+        return Compressed(job.model, report, self.observed.rows, example=self.observed.measuring.inputs[0])
 
     def _promise(self, budget: Budget) -> Promise | None:
         if not self.method.wants_sensitivities:

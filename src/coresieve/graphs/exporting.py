@@ -7,11 +7,10 @@ file is run on other numbers of inputs than the example, and is refused.
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -91,8 +90,7 @@ def traced(model: nn.Module, batch: Batch) -> ModelProto:
     outputs = _outputs(forward(model, batch), inputs)
     axes = {name: {0: "batch"} for name, value in {**inputs, **outputs}.items() if value.ndim}
     try:
-        # of a failure it prints the whole graph
-        with _plainly(), redirect_stdout(io.StringIO()), TemporaryDirectory() as folder:
+        with _plainly(), TemporaryDirectory() as folder:
             file = Path(folder) / "traced.onnx"
             torch.onnx.export(
                 model if isinstance(batch, Tensor) else _ByName(model, batch), tuple(inputs.values()), file,
@@ -112,12 +110,16 @@ def _plainly() -> Iterator[None]:
     """No warnings: what tracing warns of is seen when the file is run. No fused attention: ONNX has none."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    # of a failure it prints the whole graph, whatever it is told
+    log = getattr(torch._C, "_jit_onnx_log", None)
+    torch._C._jit_onnx_log = lambda *told: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        torch._C._jit_onnx_log = log
 
 
 class _ByName(nn.Module):

@@ -89,7 +89,7 @@ def sealed(graph: ModelProto, header: dict[str, Any], told: Any, network: str, p
 
 def check_answers(running: InferenceSession, model: OnnxModel, example: Batch, path: str) -> None:
     """onnxruntime answers the example as the model does."""
-    batch = example if isinstance(example, dict) else {model.inputs[0]: example}
+    batch = model.sized(example if isinstance(example, dict) else {model.inputs[0]: example})
     with torch.no_grad():
         answer = model(**batch)
     before = list(answer.values()) if isinstance(answer, dict) else [answer]

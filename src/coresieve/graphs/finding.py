@@ -152,7 +152,7 @@ class _Search:
     def _holds_weights(self, node: NodeProto) -> str | None:
         if any(inner.op_type in ("MatMul", "Gemm") for g in subgraphs(node) for inner in g.node):
             return f"what is inside of {node.op_type} is left alone"
-        if node.op_type in ("Identity", "Transpose", "Constant", "Reshape") or not node.output:
+        if self._computed_from_constants(node):
             return None
         for name in node.input:
             root = self.constants.root(name) if name else None

@@ -111,11 +111,13 @@ class Plan:
         graph = self.rest.graph
         for opset in sorted((o.domain, o.version) for o in self.rest.opset_import):
             made.update(repr(opset).encode())
-        for part in (*graph.input, *graph.output, *graph.node):
-            part = type(part).FromString(part.SerializeToString())
-            part.ClearField("doc_string")
-            part.ClearField("metadata_props")
-            made.update(part.SerializeToString(deterministic=True) + b"\0")
+        for end in (*graph.input, *graph.output):  # sizes are free
+            made.update(f"{end.name} {_without_shape(end.type)}".encode())
+        for node in graph.node:
+            plain = onnx.NodeProto.FromString(node.SerializeToString())
+            plain.ClearField("doc_string")
+            plain.ClearField("metadata_props")
+            made.update(plain.SerializeToString(deterministic=True) + b"\0")
         for tensor in sorted(graph.initializer, key=lambda t: t.name):
             array = onnx.numpy_helper.to_array(tensor)
             told = f"{tensor.name} {tensor.data_type} {array.shape}"
@@ -213,6 +215,11 @@ class OnnxModel(nn.Module):
                 'exporting with a free one: torch.onnx.export(..., dynamic_axes={"x": {0: "batch"}})',
             )  # fmt: skip
         self.plan.batch_is_free = True
+
+    def sized(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As many of these inputs, repeated, as the graph wants a batch to have."""
+        fixed = None if self.plan.batch_is_free else self.plan.batch
+        return batch if fixed is None else {k: x[torch.arange(fixed) % len(x)] for k, x in batch.items()}
 
     def _run(self, given: Mapping[str, Any], call: Callable[[nn.Module, Tensor], Tensor]) -> dict[str, Any]:
         values: dict[str, Any] = dict(given)

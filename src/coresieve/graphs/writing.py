@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 from onnx.helper import make_node
 from onnx.numpy_helper import from_array
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ def written(model: OnnxModel, sparse: bool) -> tuple[ModelProto, Told]:
     graph = ModelProto()
     graph.CopyFrom(rest)
     del graph.graph.node[:]
+    if model.plan.batch_is_free:
+        for end in (*graph.graph.input, *graph.graph.output):
+            _free(end, model.plan.batch)
     for place in range(len(rest.graph.node) + 1):
         graph.graph.node.extend(new.get(place, []))
         graph.graph.node.extend(rest.graph.node[place : place + 1])
@@ -54,6 +57,13 @@ def written(model: OnnxModel, sparse: bool) -> tuple[ModelProto, Told]:
         else:
             graph.graph.initializer.append(from_array(array, name))
     return graph, told
+
+
+def _free(end: ValueInfoProto, batch: int | None) -> None:
+    """A number of inputs that the graph fixed without need."""
+    dims = end.type.tensor_type.shape.dim
+    if dims and dims[0].dim_value == batch:
+        dims[0].dim_param = "batch"
 
 
 def sparse_where_smaller(model: ModelProto) -> ModelProto:

@@ -481,6 +481,27 @@ def test_reweighed_weights_that_overflow_are_an_error_and_not_a_network(method):
         assert all(bool(torch.isfinite(p).all()) for p in small.model.parameters())
 
 
+def test_weights_that_leave_float32_when_reweighed_are_an_error_too():
+    model = net(64, 64, 64)
+    with torch.no_grad():
+        model[0].weight.mul_(1e38).mul_(10)
+        model[2].weight.mul_(1e-30)
+    sample = torch.rand(200, 64, generator=torch.Generator().manual_seed(0)) * 1e-3
+    with untouched(model), refused(NonFiniteError, "too large for torch.float32 in layer 0 (64 x 64)"):
+        compress(model, sample, keep=0.05)
+    assert compress(model, sample, keep=0.05, method="magnitude").report.kept > 0
+
+
+def test_factors_that_leave_float16_are_an_error_too():
+    """The singular value of a matrix may be far larger than its largest entry."""
+    model = net(64, 64, 64)
+    with torch.no_grad():
+        model[0].weight.fill_(2e4)
+    sample = torch.rand(200, 64, generator=torch.Generator().manual_seed(0)) * 1e-3
+    with untouched(model.half()), refused(NonFiniteError, "too large for torch.float16 in layer 0 (64 x 64)"):
+        compress(model, sample, method="svd")
+
+
 @pytest.mark.parametrize("scale", [2.0**-80, 2.0**80])
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_whose_squares_leave_float32_are_weights(scale, method):
@@ -938,7 +959,7 @@ def test_unsupported_modules_stay_exact_and_are_lines_in_the_report():
 
     model = Does(does, **parts)
     small = compress(model)
-    for name in ("the model", "c", "norm", "bi", "rnn"):
+    for name in ("what the model holds itself (w)", "c", "norm", "bi", "rnn"):
         assert any(note.startswith(f"{name} stays exact") for note in small.report.notes)
     kept = bits(small.model)
     assert all(torch.equal(v, kept[k]) for k, v in bits(model).items() if not k.startswith("n."))

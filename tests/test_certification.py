@@ -327,6 +327,20 @@ def test_inputs_that_chose_the_network_may_not_certify_it_again(case):
     assert cs.certify(model, best, x[600:])["flips"].points == 400
 
 
+def test_nor_may_some_of_them_in_any_order(case, tmp_path):
+    """Turned round, a part, beside others, after another certificate, from the file, after more training."""
+    model, _, calibration, x = case
+    best = cs.smallest(model, calibration, x[:600], max_flips=0.2, method="magnitude")
+    best.save(tmp_path / "best.safetensors")
+    loaded = cs.load(tmp_path / "best.safetensors", into=copy.deepcopy(model))
+    tuned = cs.finetune(best, [(x[900:], model(x[900:]).argmax(1))])
+    assert cs.certify(model, best, x[600:900])["flips"].points == 300
+    for small in (best, loaded, tuned):
+        for n, some in ((600, x[:600].flip(0)), (50, x[550:600]), (10, x[590:700])):
+            with pytest.raises(SampleError, match=f"^{n} of {len(some)} held-out inputs, on which smallest"):
+                cs.certify(model, small, some)
+
+
 def test_labels_beside_a_shuffling_loader_are_refused(case):
     model, small, _, x = case
     y, data = model(x).argmax(1), TensorDataset(x)
@@ -544,6 +558,7 @@ ODD = {
     "layers of another kind": {"report": {"layers": [{"x": 1}]}},
     "rows that are no base64": {"calibration_rows": "@@"},
     "half a row": {"calibration_rows": "AAAA"},
+    "half a row that chose": {"calibration_rows": "", "choosing_rows": "AAAA"},
     "rows that are a number": {"calibration_rows": 5},
     "no claims": {"certificate": {}},
     "a certificate that is a list": {"certificate": [1]},

@@ -7,18 +7,24 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from distributed.client import FutureCancelledError
 
 from coresieve import cli
 from coresieve.errors import DomainError, FileError
 from coresieve.lab import claims, data, experiment, figures, results, train, version, worker
 from coresieve.lab.compare import MEASURES
+from coresieve.lab.experiment import read
+from coresieve.lab.plan import plan
+from coresieve.lab.results import Store
 from coresieve.lab.run import Progress, Run, cluster
 from coresieve.methods import resolve
+from coresieve.methods.magnitude import Magnitude
 
 TOML = """
 title = "A small one"
@@ -145,6 +151,67 @@ def test_a_method_keeps_its_version_until_it_does_something_else(monkeypatch):
     plain = magnitude.keep_largest
     monkeypatch.setattr(magnitude, "keep_largest", lambda works, k: plain(works, k - 1))
     assert version.version.__wrapped__(resolve("magnitude")) != before
+
+
+@dataclass(frozen=True)
+class Broken(Magnitude):
+    """A method with a mistake in it."""
+
+    def compress(self, job):
+        raise ZeroDivisionError("on purpose")
+
+
+def test_a_method_that_breaks_has_a_version_so_that_its_cells_can_tell_why():
+    assert version.version(Broken()) != version.version(resolve("magnitude"))
+
+
+def test_no_worker_is_told_in_words(written, monkeypatch):
+    """dask's own error, when all workers are gone for too long, would end the run with a traceback."""
+
+    def scatter(*args, timeout, **kwargs):
+        assert timeout >= 60  # a worker that died takes half a minute to come back where much else runs
+        raise TimeoutError("No valid workers found")
+
+    found = read(written)
+    some = Run(SimpleNamespace(scatter=scatter), found, Store(found, Path("results")))
+    with pytest.raises(FileError, match="no worker for"):
+        some._sent(b"")
+
+
+class Ended:
+    """A task that is done: its answer is on a worker, and gone when that dies before it is fetched."""
+
+    def __init__(self, answer):
+        self.answer, self.status = answer, "finished"
+
+    def result(self):
+        if self.answer is None:
+            self.status = "cancelled"
+            raise FutureCancelledError("_measuring-1", "already forgotten")
+        return self.answer
+
+
+def test_an_answer_that_dies_with_its_worker_is_asked_for_again(written, monkeypatch):
+    found = read(written)
+    cells = list(found.cells())[:2]
+    measured = dict.fromkeys(MEASURES, 0.5) | {"failed": None}
+    answers = [None, [(cell.id, measured) for cell in cells]]
+    client = SimpleNamespace(scatter=lambda raw, **_: raw, submit=lambda *a, **_: Ended(answers.pop(0)))
+    monkeypatch.setattr("coresieve.lab.run._completed", list)
+    some = Run(client, found, Store(found, Path("results")), todo={cell.id: cell for cell in cells})
+    some._measure({cells[0].network.id: b""})
+    assert not some.todo
+    assert some.progress.failed == 0
+    assert len(some.store.ids()) == 2
+
+
+def test_the_plan_trains_only_networks_that_have_a_cell_to_do(written, monkeypatch):
+    found = read(written)
+    store = Store(found, Path("results"))
+    assert plan(found, store, Path("nowhere")).training > 0
+    everything = {cell.id for cell in found.cells()}
+    monkeypatch.setattr(Store, "ids", lambda self: everything)
+    assert plan(found, store, Path("nowhere")).core_hours == 0
 
 
 def test_widths():
@@ -280,12 +347,14 @@ def test_ctrl_c_stops_cleanly_and_the_next_run_goes_on(client, written):
         "1",
         "--json",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     folder = written.parent / "results" / "small"
     end = time.monotonic() + 120
     while (not folder.is_dir() or len(list(folder.glob("*.json"))) < 20) and time.monotonic() < end:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     told = json.loads(out)

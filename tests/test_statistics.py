@@ -149,7 +149,8 @@ def test_draws_are_multinomial_as_algorithm_2_says(draws_of, inputs):
 
 
 def test_rows_are_drawn_independently_of_each_other(draws_of):
-    """Two rows with the same weights: the correlation of their counts is that of noise, 5 standard deviations."""
+    """Two rows with the same weights: the correlation of their counts is that of noise, 5 standard deviations:
+    false alarm below ALARM, seeds fixed."""
     runs, (W, b) = 400, random_layers(5, 24, 1)[0]
     counts, q = draws_of([(np.repeat(W, 2, axis=0), np.repeat(b, 2))], rng(6).random((6, 24)), 4, runs)
     j = int(np.argmax(q[0]))

@@ -85,7 +85,7 @@ class Compressed:
         del report["seconds"]  # the same network is the same file, however long it took
         header: dict[str, Any] = {"report": report}
         if self.rows is not None:
-            header["calibration_rows"] = self.rows.to_text()
+            header |= self.rows.to_texts()
         if self.certificate is not None:
             check_unaltered(self.certificate, digests.weights(self.model), "the network")
             header["certificate"] = self.certificate.to_dict()
@@ -150,7 +150,7 @@ def _told(header: dict[str, Any], model: nn.Module) -> Compressed:
     return Compressed(
         model,
         Report.from_dict(header.get("report", {})),
-        None if rows is None else KnownRows.from_text(rows),
+        None if rows is None else KnownRows.from_texts(rows, header.get("choosing_rows", "")),
         None if certificate is None else Certificate.from_dict(certificate),
     )
 

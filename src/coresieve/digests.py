@@ -79,28 +79,48 @@ class Witness:
 
 
 class KnownRows:
-    """The rows of a sample that compression used, and others that it was given."""
+    """The rows of a sample that compression used, others that it was given, and held-out ones that chose its size."""
 
-    def __init__(self, used: np.ndarray, others: np.ndarray | None = None):
+    def __init__(
+        self, used: np.ndarray, others: np.ndarray | None = None, choosing: np.ndarray | None = None
+    ):
         self.used = used
         self.others = np.empty(0, np.uint64) if others is None else others
+        self.choosing = np.empty(0, np.uint64) if choosing is None else choosing
 
     def overlap(self, judging: np.ndarray) -> int:
         """How many of the rows that judge are among these."""
         return int(np.isin(judging, np.concatenate([self.used, self.others])).sum())
 
+    def chose(self, judging: np.ndarray) -> int:
+        """How many of the rows that judge have chosen already."""
+        return int(np.isin(judging, self.choosing).sum())
+
     def joined(self, rows: np.ndarray) -> KnownRows:
         """These and more rows that were used."""
-        return KnownRows(np.concatenate([self.used, rows]), self.others)
+        return KnownRows(np.concatenate([self.used, rows]), self.others, self.choosing)
 
-    def to_text(self) -> str:
-        """The used rows, for a file."""
-        return base64.b64encode(np.sort(self.used).astype("<u8").tobytes()).decode()
+    def chosen_by(self, rows: np.ndarray) -> KnownRows:
+        """These, of a network that was chosen by more rows."""
+        return KnownRows(self.used, self.others, np.concatenate([self.choosing, rows])[:ROWS_REMEMBERED])
+
+    def to_texts(self) -> dict[str, str]:
+        """For a file: the rows that were used, and those that chose where some did."""
+        told = {"calibration_rows": _text(self.used), "choosing_rows": _text(self.choosing)}
+        return {name: text for name, text in told.items() if text or name == "calibration_rows"}
 
     @classmethod
-    def from_text(cls, text: str) -> KnownRows:
+    def from_texts(cls, used: str, choosing: str) -> KnownRows:
         with stored("list of calibration rows"):
-            return cls(np.frombuffer(base64.b64decode(text, validate=True), "<u8").astype(np.uint64))
+            return cls(_rows(used), None, _rows(choosing))
+
+
+def _text(rows: np.ndarray) -> str:
+    return base64.b64encode(np.sort(rows).astype("<u8").tobytes()).decode()
+
+
+def _rows(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text, validate=True), "<u8").astype(np.uint64)
 
 
 def weights(model: nn.Module) -> str:

@@ -146,4 +146,5 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Tensor,
 def _together(one: KnownRows | None, other: KnownRows) -> KnownRows:
     if one is None:
         return other
-    return KnownRows(np.concatenate([one.used, other.used]), np.concatenate([one.others, other.others]))
+    others = np.concatenate([one.others, other.others])
+    return KnownRows(np.concatenate([one.used, other.used]), others, one.choosing)

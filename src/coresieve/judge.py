@@ -111,11 +111,11 @@ class Judge:
         return compare(self.answers, answers, self.labels)
 
     def refuse_chooser(self, compressed: Any) -> None:
-        """Raise when these inputs chose the network: `smallest` tested sizes on them."""
-        held = compressed.certificate if isinstance(compressed, Compressed) else None
-        if held is not None and held.tested and held.digests.get("heldout") == self.digest:
+        """Raise when some of these inputs chose the network: `smallest` tested sizes on them."""
+        rows = compressed.rows if isinstance(compressed, Compressed) else None
+        if rows is not None and (n := rows.chose(self.rows)):
             raise SampleError(
-                "the held-out inputs on which smallest() chose this network",
+                f"{n:,} of {self.points:,} held-out inputs, on which smallest() chose this network",
                 "inputs that played no part in choosing it",
                 "other inputs; the certificate that smallest() gave it holds, and says all that these prove",
             )

@@ -92,7 +92,9 @@ def smallest(
         pilots = Judge(model, pilot, warn=False)
         ready.observed.rows = ready.observed.rows.joined(pilots.rows)  # they help to choose the size
         start = _limit(ready, pilots, asked, _passing_share(judge, asked), seed, bar)
-        return _descend(ready, judge, asked, sequence(start), seed, bar)
+        best = _descend(ready, judge, asked, sequence(start), seed, bar)
+        best.rows = ready.observed.rows.chosen_by(judge.rows)
+        return best
 
 
 def _goal(max_flips: Any, max_accuracy_drop: Any, eps: Any, delta: Any, confidence: Any) -> Asked:

@@ -47,16 +47,17 @@ class Plan:
 
 def plan(experiment: Experiment, store: Store, networks: Path) -> Plan:
     trained = experiment.trained()
-    missing = [network for network in trained if not network.path(networks).exists()]
     stored, cells, left = store.ids(), 0, []
     for cell in experiment.cells(trained):
         cells += 1
         if cell.id not in stored:
             left.append(cell)
+    missing = [network for network in trained if not network.path(networks).exists()]
+    wanted = {cell.network for cell in left}  # a network without a cell to do is not trained
     speed = operations_a_second()
     choices = {choice.told: choice for choice in experiment.choices}
     hours = {"training": 0.0, "judging": 0.0, "drawing": 0.0, "retraining": 0.0}
-    for network in missing:
+    for network in wanted.intersection(missing):
         size, (train, _) = parameters(network.dataset, network.architecture), images(network.dataset)
         hours["training"] += 6 * size * train * network.epochs / speed
     for cell in left:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ TOPIC = "coresieve"
 STRIKES = 3  # workers that die of a cell that runs alone before it counts as failed
 NETWORKS = Path("out/networks")
 PATIENCE = "10s"  # with a scheduler that does not answer
+RETURN = 600  # seconds for a first worker to come, or to come back after its death, on a busy machine
 
 
 @dataclass
@@ -77,14 +80,32 @@ def cluster(scheduler: str | None, workers: int | None = None) -> Iterator[Any]:
             with _closed(client):
                 yield client
             return
-        local: Any = LocalCluster(
-            n_workers=workers or os.cpu_count() or 1,
-            threads_per_worker=1,
-            dashboard_address=None,  # pyright: ignore[reportArgumentType]
-            silence_logs=logging.CRITICAL,
-        )
+        with _deaf_to_ctrl_c():
+            local: Any = LocalCluster(
+                n_workers=workers or os.cpu_count() or 1,
+                threads_per_worker=1,
+                dashboard_address=None,  # pyright: ignore[reportArgumentType]
+                silence_logs=logging.CRITICAL,
+            )
         with _closed(local), _closed(Client(local)) as client:
             yield client
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Threads made here, and processes that they start, now or later, never see Ctrl-C, which a terminal sends to all.
+
+    The command alone hears it, and closes the others; they would only print tracebacks over what it has to say.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # a thread that starts it hears signals again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -168,10 +189,10 @@ class Run:
             }
             missing = []
             for future in _completed(futures):
-                network, reason = futures[future], _reason(future)
+                network, (answer, reason) = futures[future], _answer(future)
                 deaths[network.id] += _killed(reason)
                 if reason is None:
-                    _write(network.path(self.networks), future.result())
+                    _write(network.path(self.networks), answer)
                 elif isinstance(reason, FileError):
                     raise reason
                 elif _killed(reason) and deaths[network.id] < STRIKES:
@@ -196,16 +217,17 @@ class Run:
             futures = self._submitted(todo, weights)
             todo = []
             for future in _completed(futures):
+                answer, reason = _answer(future)
                 left = [cell for cell in futures[future] if cell.id in self.todo]
-                if isinstance(reason := _reason(future), FileError):
+                if isinstance(reason, FileError):
                     raise reason
-                if future.status == "finished":
-                    for cell_id, measured in future.result():
+                if reason is None:
+                    for cell_id, measured in answer:
                         self._keep(cell_id, measured)
                 elif future.status == "error" and left:
                     suspects.append(left[0])  # cells run in order: this one was begun and not ended
                     todo += [left[1:]] if left[1:] else []
-                elif left:  # cancelled: the weights it was to have were on a worker that died
+                elif left:  # the weights that it was to have, or its answer, were on a worker that died
                     todo.append(left)
         for cell in suspects:
             self._alone(cell, weights)
@@ -213,9 +235,7 @@ class Run:
     def _submitted(self, groups: list[list[Cell]], weights: dict[str, bytes]) -> dict[Any, list[Cell]]:
         """A task for each group, those first that come first; weights are sent once a network."""
         choices = {choice.told: choice for choice in self.experiment.choices}
-        sent = {
-            i: self.client.scatter(weights[i], hash=False) for i in {cells[0].network.id for cells in groups}
-        }
+        sent = {i: self._sent(weights[i]) for i in {cells[0].network.id for cells in groups}}
         return {
             self.client.submit(
                 _measuring,
@@ -228,14 +248,22 @@ class Run:
             for i, cells in enumerate(groups)
         }
 
+    def _sent(self, weights: bytes) -> Any:
+        """To a worker; dask waits for one to be there."""
+        try:
+            return self.client.scatter(weights, hash=False, timeout=RETURN)
+        except TimeoutError as reason:
+            hint = "starting workers, then run it again: what is stored stays"
+            raise FileError(f"no worker for {RETURN} seconds", "one that answers", hint) from reason
+
     def _alone(self, cell: Cell, weights: dict[str, bytes]) -> None:
         """A cell whose worker died, with nothing else running, so that a death is its own."""
         reason: Exception | None = None
         for _ in range(STRIKES):
             (future,) = self._submitted([[cell]], weights)
-            reason = next(_reason(done) for done in _completed([future]))
+            answer, reason = next(_answer(done) for done in _completed([future]))
             if reason is None:
-                self._keep(*future.result()[0])
+                self._keep(*answer[0])
                 return
             if isinstance(reason, FileError):
                 raise reason
@@ -249,14 +277,12 @@ def _completed(futures: Iterable[Any]) -> Iterator[Any]:
     yield from as_completed(list(futures))
 
 
-def _reason(future: Any) -> Exception | None:
-    """Why a task that has ended has no answer; None when it has one."""
-    if future.status == "finished":
-        return None
+def _answer(future: Any) -> tuple[Any, Exception | None]:
+    """What a task that has ended answers, or why it does not: one that was done may have died with its worker since."""
     try:
-        return future.exception()
-    except Exception as reason:  # of a cancelled one dask raises it
-        return reason
+        return future.result(), None
+    except Exception as reason:
+        return None, reason
 
 
 def _killed(reason: Exception | None) -> bool:

@@ -57,8 +57,10 @@ def _weights(method: Method):
                 small = ready.compress(keep=keep, seed=1).model
                 for parameter in small.parameters():
                     yield _rounded(parameter.detach().double().numpy()).tobytes()
-        except CoresieveError as reason:  # a method may refuse the probe; that is how it behaves, then
-            yield str(reason).encode()
+        except (
+            Exception
+        ) as reason:  # a method may refuse the probe, or break on it: that is how it behaves, then
+            yield f"{type(reason).__name__ * (not isinstance(reason, CoresieveError))}{reason}".encode()
 
 
 def _rounded(x: np.ndarray) -> np.ndarray:

@@ -69,14 +69,19 @@ class Layer:
 
     def write(self, rows: slice | Tensor, values: Tensor) -> None:
         """Put [W | b] back for some rows, in the layer's own dtype."""
-        edges, narrow = self.weight.shape[1], self.weight.dtype
-        if narrow.itemsize < 4 and not bool(torch.isfinite(values.to(narrow)).all()):
-            raise NonFiniteError(f"weights too large for {narrow} in {self.describe()}",
-                                 "a narrower range", "a larger budget, or the model in float32")  # fmt: skip
+        self.check_fits(values)
+        edges = self.weight.shape[1]
         with torch.no_grad():
             self.weight[rows] = values[:, :edges].to(self.weight.dtype)
             for k, b in enumerate(self.biases):
                 b[rows] = values[:, edges + k].to(b.dtype)
+
+    def check_fits(self, values: Tensor) -> None:
+        """What is reweighed grows, perhaps beyond what the layer's own dtype holds."""
+        own = self.weight.dtype
+        if not bool(torch.isfinite(values.to(own)).all()):
+            raise NonFiniteError(f"weights too large for {own} in {self.describe()}",
+                                 "a narrower range", "a larger budget, or the model in a wider type")  # fmt: skip
 
     def nonzero(self) -> int:
         """How many parameters are not zero, biases counted."""
@@ -124,7 +129,7 @@ def find(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[st
             assert isinstance(module, nn.Linear)
             linears[name] = module
         elif any(p is not None for p in own) or linear.parametrize.is_parametrized(module):
-            notes.append(f"{name or 'the model'} stays exact: {reason}")
+            notes.append(f"{_who(name, module)} stays exact: {reason}")
             others |= {id(p): name for p in own if p is not None}
     layers = list(_grouped(linears, others, notes))
     if not layers:
@@ -138,6 +143,14 @@ def find(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[st
         if not layer.chosen:
             notes.append(f"{layer.name} stays exact: excluded")
     return Found(layers, notes)
+
+
+def _who(name: str, module: nn.Module) -> str:
+    """A module that stays exact; where layers inside it may be compressed only what it holds itself does."""
+    name = name or "the model"
+    own = [key for key, parameter in module._parameters.items() if parameter is not None]
+    inside = any(linear.why_not(part) is None for part in module.modules())
+    return f"what {name} holds itself ({', '.join(own)})" if own and inside else name
 
 
 def check_loaded(model: nn.Module) -> None:

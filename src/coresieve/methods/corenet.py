@@ -181,7 +181,11 @@ def what_theory_says(work: Work, parts: Parts, m: np.ndarray, job: Job) -> str:
         if m[best] < 1e15
         else f"{m[best]:.1e}"
     )
+    exact = int((m >= parts.n).all(axis=1).sum())
+    stay = f"all {rows:,} rows stay exact" if rows > 1 else "its one row stays exact"
+    if exact < rows:
+        stay = f"{exact:,} of {rows:,} rows stay exact, the others all but their edges that are silent on the sample"
     return (
         f"the theory allows no saving {where}: it asks for {asks} draws over {parts.n[best]:,} edges "
-        f"where it asks for least; all {rows:,} rows stay exact"
+        f"where it asks for least; {stay}"
     )

@@ -102,6 +102,7 @@ def replace(job: Job, work: Work, rank: int | None, U: Tensor, sigma: Tensor, Vt
         return
     edges, dtype = work.layer.weight.shape[1], work.layer.weight.dtype
     left, right = U[:, :rank].to(dtype), (sigma[:rank, None] * Vt[:rank]).to(dtype)
+    work.layer.check_fits(right)  # sigma may be far larger than any weight
     first = None
     for module in work.layer.modules.values():
         column = work.layer.bias_column(module)

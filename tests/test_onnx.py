@@ -15,7 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
-from onnx.numpy_helper import from_array
+from onnx.numpy_helper import from_array, to_array
 from safetensors.torch import save_model
 from torch import nn
 
@@ -31,6 +31,7 @@ from coresieve.errors import (
     MissingExtraError,
     SampleError,
 )
+from coresieve.graphs.packing import packed, unpacked
 from coresieve.layers.low_rank import LowRank
 
 RNG = np.random.default_rng(0)
@@ -514,22 +515,47 @@ def test_removed_neurons_and_ranks_make_the_file_smaller(tmp_path):
     assert os.path.getsize(tmp_path / "ranks.onnx") < 0.3 * dense
 
 
-@pytest.mark.parametrize(("name", "limit"), [("float32", 1 / 3), ("float64", 1 / 2), ("float16", 1 / 5)])
-def test_sparse_initialisers_where_they_are_smaller(name, limit, tmp_path):
-    dtype = getattr(torch, name)
-    layer = nn.Linear(100, 80, dtype=dtype)
-    for keep, is_sparse in ((0.8 * limit, True), (1.1 * limit, False)):
-        small = cs.compress(layer, torch.rand(60, 100), keep=keep, method="magnitude")
-        for sparse in (True, False):
-            small.export_onnx(tmp_path / "small.onnx", sparse=sparse)
-            held = onnx.load(tmp_path / "small.onnx").graph
-            assert len(held.sparse_initializer) == (is_sparse and sparse)
-            x = torch.rand(5, 100, dtype=dtype)
-            want = small(x).detach().numpy()
-            np.testing.assert_allclose(answers(tmp_path / "small.onnx", x=x)[0], want, rtol=1e-2, atol=1e-3)
-        back = cs.load(tmp_path / "small.onnx")
-        (read_back,) = linears(back.model).values()
-        assert torch.equal(read_back.weight, small.model.weight)
+@pytest.mark.parametrize(("name", "most"), [("float32", 0.13), ("float64", 0.12), ("float16", 0.16)])
+def test_zeros_take_few_bytes_and_nothing_is_lost(name, most, tmp_path):
+    dtype, path = getattr(torch, name), tmp_path / "small.onnx"
+    layer, x = nn.Linear(300, 200, dtype=dtype), torch.rand(60, 300)
+    for keep, share in ((0.1, most), (0.7, 0.95), (0.99, 1.0)):
+        small = cs.compress(layer, x, keep=keep, method="magnitude")
+        small.model.weight.data[0, :2] = -0.0
+        for sparse, limit in ((True, share), (False, 1.0)):
+            small.export_onnx(path, sparse=sparse)
+            onnx.checker.check_model(path)
+            assert os.path.getsize(path) < limit * layer.weight.nbytes + 5000
+            want = small(x[:5].to(dtype)).detach().numpy()
+            np.testing.assert_allclose(answers(path, x=x[:5].to(dtype))[0], want, rtol=1e-2, atol=1e-3)
+            (back,) = linears(cs.load(path).model).values()
+            bits = [w.detach().numpy().tobytes() for w in (back.weight, small.model.weight)]
+            assert bits[0] == bits[1]
+
+
+@pytest.mark.parametrize("far", [[], [0], [254], [255], [0, 256], [255, 510, 1020], [0, 1, 999, 1499]])
+def test_gaps_of_any_length(far):
+    array = np.zeros((50, 30), "f4")
+    array.reshape(-1)[far] = np.arange(1, len(far) + 1)
+    made, names = packed(
+        graph([make_node("MatMul", ["x", "W"], ["y"])], {"W": array}, {"x": ["n", 50]}, {"y": ["n", 30]})
+    )
+    assert names == ["W"]
+    assert np.array_equal(answers(made, x=np.eye(50, dtype="f4"))[0], array)
+    assert np.array_equal(to_array(unpacked(made, names).graph.initializer[0]), array)
+
+
+def test_before_opset_11_zeros_are_left_out_by_sparse_initialisers(tmp_path):
+    nodes = [make_node("MatMul", ["x", "W"], ["y"])]
+    model = graph(nodes, {"W": numbers(60, 50)}, {"x": ["n", 60]}, {"y": ["n", 50]}, opset=10)
+    small = cs.compress(read(model, tmp_path), torch.rand(80, 60), keep=0.1, method="magnitude")
+    small.export_onnx(tmp_path / "small.onnx")
+    assert len(onnx.load(tmp_path / "small.onnx").graph.sparse_initializer) == 1
+    back, x = cs.load(tmp_path / "small.onnx"), torch.rand(4, 60)
+    assert digests.weights(back.model) == digests.weights(small.model)
+    np.testing.assert_allclose(
+        answers(tmp_path / "small.onnx", x=x)[0], small(x).numpy(), rtol=1e-4, atol=1e-5
+    )
 
 
 class Branches(nn.Module):

@@ -73,7 +73,8 @@ class Compressed:
 
         example: a batch that the network takes; by default some inputs of the calibration. The file is run on it, and
         compared, before it takes its name. The number of inputs a batch is free.
-        sparse: write mostly empty matrices as sparse initialisers, which onnxruntime takes and some other tools do not.
+        sparse: of matrices with zeros, write the other values and the gaps between them; the runtime unpacks them when
+        it loads the file. Without it they are dense, for tools that want plain weights.
         """
         from coresieve.graphs.exporting import export
 
@@ -98,7 +99,7 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> Compres
     `into` is changed in place, its layers' shapes too where the compression changed them; on an error it is as before.
     An ONNX file needs none: it holds the whole network.
     """
-    if os.fsdecode(path).lower().endswith(".onnx"):
+    if isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).lower().endswith(".onnx"):
         return _load_onnx(path, into)
     if not isinstance(into, nn.Module):
         raise LayerError(f"into={type(into).__name__}", "a torch.nn.Module to fill",

@@ -73,7 +73,7 @@ def finetune(
         parameter.grad = None
     note = f"trained on for {epochs} epochs with labels, zeros kept zero: errors above were measured before"
     report = replace(small.report, notes=[*small.report.notes, note])
-    return Compressed(model, report, _together(small.rows, seen.known()))
+    return Compressed(model, report, _together(small.rows, seen.known()), example=small.example)
 
 
 def held_at_zero(model: nn.Module, names: set[str]) -> list[Any]:

@@ -4,7 +4,8 @@
     finding     MatMul and Gemm with constant weights, as layers; why others are none
     pieces      what lies between the layers, run by onnxruntime
     model       OnnxModel: an nn.Module whose layers are real nn.Linear, and whose forward runs the graph
-    writing     an OnnxModel as a graph again: other weights, smaller shapes, thin layers, sparse initialisers
+    writing     an OnnxModel as a graph again: other weights, smaller shapes, thin layers
+    packing     matrices with zeros in fewer bytes
     files       the file: its seal, and the report and certificate that travel in it
     exporting   any PyTorch model as such a file
 

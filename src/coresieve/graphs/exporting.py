@@ -7,7 +7,6 @@ file is run on other numbers of inputs than the example, and is refused.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from coresieve.errors import ForwardError, SampleError
 from coresieve.graphs import files
 from coresieve.graphs.model import OnnxModel
 from coresieve.graphs.pieces import as_array
-from coresieve.graphs.writing import sparse_where_smaller
 from coresieve.sample import Batch, batches, size, take
 
 OPSET = 17  # the oldest with LayerNormalization; onnxruntime has run it since 1.12
@@ -45,7 +43,7 @@ def export(
     if batch is None:
         given = "export_onnx without an example, of a network that was loaded from a file"
         raise SampleError(given, "a batch of inputs to trace", "small.export_onnx(path, example=inputs[:2])")
-    name, network = os.fsdecode(path), digests.weights(model)
+    name, network = storage._plain_path(path), digests.weights(model)
     with eval_mode(model), torch.no_grad():
         graph = traced(model, batch)
         layers = [
@@ -53,8 +51,7 @@ def export(
         ]
 
         def make(sparse: bool) -> bytes:
-            made = sparse_where_smaller(graph) if sparse else graph
-            return files.sealed(made, header, layers, network, name)
+            return files.sealed(graph, header, layers, network, name, sparse)
 
         raw, running = files.runnable(make, sparse, name)
         for points in SIZES:

@@ -28,6 +28,7 @@ from onnxruntime import InferenceSession
 from coresieve import __version__, digests, storage
 from coresieve.errors import FileError, ForwardError, stored
 from coresieve.graphs.model import OnnxModel
+from coresieve.graphs.packing import packed, unpacked
 from coresieve.graphs.pieces import as_array, session
 from coresieve.graphs.protos import parse, tensors
 from coresieve.graphs.writing import written
@@ -44,11 +45,12 @@ def save(
     path: storage.PathLike, model: OnnxModel, header: dict[str, Any], *, sparse: bool, example: Batch | None
 ) -> None:
     """Write the graph with its layers as they are now. It has been run before it takes the name."""
-    name, network = os.fsdecode(path), digests.weights(model)
+    name, network = storage._plain_path(path), digests.weights(model)
+
+    graph, told = written(model)
 
     def make(sparse: bool) -> bytes:
-        graph, told = written(model, sparse)
-        return sealed(graph, header, told, network, name)
+        return sealed(graph, header, told, network, name, sparse)
 
     raw, running = runnable(make, sparse, name)
     if example is not None:
@@ -57,7 +59,7 @@ def save(
 
 
 def runnable(make: Callable[[bool], bytes], sparse: bool, path: str) -> tuple[bytes, InferenceSession]:
-    """A file's bytes, and them running: with sparse initialisers, unless this onnxruntime was built without them."""
+    """A file's bytes, and them running: packed, unless this onnxruntime cannot unpack."""
     try:
         return (raw := make(sparse)), session(raw, path)
     except FileError:
@@ -66,11 +68,12 @@ def runnable(make: Callable[[bool], bytes], sparse: bool, path: str) -> tuple[by
     return (raw := make(False)), session(raw, path)
 
 
-def sealed(graph: ModelProto, header: dict[str, Any], told: Any, network: str, path: str) -> bytes:
+def sealed(
+    graph: ModelProto, header: dict[str, Any], told: Any, network: str, path: str, sparse: bool
+) -> bytes:
     """The file's bytes. `network` is the digest that a certificate in the header speaks of."""
-    model = ModelProto()
-    model.CopyFrom(graph)
-    inner = {"version": __version__, "header": header, "layers": told, "network": network}
+    model, names = packed(graph) if sparse else (ModelProto.FromString(graph.SerializeToString()), [])
+    inner = {"version": __version__, "header": header, "layers": told, "network": network, "packed": names}
     kept = [entry for entry in graph.metadata_props if entry.key not in KEYS]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
@@ -154,7 +157,7 @@ def read_header(path: storage.PathLike) -> dict[str, Any]:
         "version": None if inner is None else inner["version"],
         "bytes": os.path.getsize(path),
         "opset": {o.domain or "ai.onnx": o.version for o in proto.opset_import},
-        "sparse": sorted(s.values.name for s in proto.graph.sparse_initializer),
+        "packed": [] if inner is None else inner["packed"],
         "tensors": {name: {"dtype": names[kind], "shape": dims} for name, (kind, dims) in held.items()},
     }
     return {**({} if inner is None else inner["header"]), "file": about}
@@ -177,10 +180,16 @@ def _read(path: storage.PathLike) -> tuple[str, ModelProto, dict[str, Any] | Non
                         "the file as it was", "fetching it or writing it again")  # fmt: skip
     with stored("header"):
         inner = json.loads(notes[KEY])
-        for key, kind in (("version", str), ("header", dict), ("layers", list), ("network", str)):
+        for key, kind in (
+            ("version", str),
+            ("header", dict),
+            ("layers", list),
+            ("network", str),
+            ("packed", list),
+        ):
             if not isinstance(inner[key], kind):
                 raise TypeError(f"{key} is a {type(inner[key]).__name__}")
-    return name, proto, inner
+        return name, unpacked(proto, inner["packed"]), inner
 
 
 def _seal(raw: bytes, found: re.Match[bytes]) -> str:

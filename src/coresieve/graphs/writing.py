@@ -1,10 +1,7 @@
 """An OnnxModel as a graph again: the layers as they are now, everything around them as it was.
 
 A layer is written the way it was found: MatMul with an Add, or Gemm; its weight on its side. A layer of low rank is two
-of them. A shape that got smaller is smaller in the file. A mostly empty weight is a sparse initialiser where that takes
-fewer bytes: ONNX spends 8 bytes on each index, so below a third of the entries in float32, half in float64 and a fifth
-in float16. onnxruntime takes those (MatMul and Gemm were tried, with all three types) and expands them when it loads
-the file; other tools may not, and `sparse=False` writes none.
+of them. A shape that got smaller is smaller in the file. Matrices with zeros are packed afterwards (`packing.py`).
 """
 
 from __future__ import annotations
@@ -13,22 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, ValueInfoProto
 from onnx.helper import make_node
 from onnx.numpy_helper import from_array
 from torch import Tensor, nn
 
 from coresieve.errors import LayerError
 from coresieve.graphs.model import OnnxModel, Slot, Told
-from coresieve.graphs.protos import uses
 from coresieve.layers.low_rank import LowRank
 
-INDEX = 8  # bytes; onnx.checker accepts no narrower ones
-SPARSE_SINCE = 6  # of the file format
 
-
-def written(model: OnnxModel, sparse: bool) -> tuple[ModelProto, Told]:
+def written(model: OnnxModel) -> tuple[ModelProto, Told]:
     """The graph with the layers in it, and which of its tensors are which layer's outputs."""
     rest, told = model.plan.rest, []
     draft = _Draft(rest, {layer.output for layer in model.plan.slots})
@@ -51,11 +43,7 @@ def written(model: OnnxModel, sparse: bool) -> tuple[ModelProto, Told]:
         graph.graph.node.extend(new.get(place, []))
         graph.graph.node.extend(rest.graph.node[place : place + 1])
     for name, array in draft.arrays.items():
-        if sparse and _shrinks(array):
-            graph.graph.sparse_initializer.append(sparsified(array, name))
-            graph.ir_version = max(graph.ir_version, SPARSE_SINCE)
-        else:
-            graph.graph.initializer.append(from_array(array, name))
+        graph.graph.initializer.append(from_array(array, name))
     return graph, told
 
 
@@ -64,46 +52,6 @@ def _free(end: ValueInfoProto, batch: int | None) -> None:
     dims = end.type.tensor_type.shape.dim
     if dims and dims[0].dim_value == batch:
         dims[0].dim_param = "batch"
-
-
-def sparse_where_smaller(model: ModelProto) -> ModelProto:
-    """The same graph, those of its matrices that are mostly empty as sparse initialisers."""
-    made = ModelProto()
-    made.CopyFrom(model)
-    del made.graph.initializer[:]
-    inner = {
-        name for node in model.graph.node if node.attribute for name in set(uses(node)) - set(node.input)
-    }
-    for tensor in model.graph.initializer:
-        array = onnx.numpy_helper.to_array(tensor) if tensor.data_type in _FLOATS else np.empty(0)
-        if tensor.name not in inner and _shrinks(array):
-            made.graph.sparse_initializer.append(sparsified(array, tensor.name))
-            made.ir_version = max(made.ir_version, SPARSE_SINCE)
-        else:
-            made.graph.initializer.append(tensor)
-    return made
-
-
-_FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16}
-
-
-def _shrinks(array: np.ndarray) -> bool:
-    """Whether it takes fewer bytes as a sparse initialiser; an empty one stays dense."""
-    kept = int(np.count_nonzero(array)) if array.ndim == 2 else 0
-    return 0 < kept * (INDEX + array.itemsize) < 0.9 * array.nbytes
-
-
-def sparsified(array: np.ndarray, name: str) -> SparseTensorProto:
-    """Values and where they stand in the rows one after another.
-
-    >>> made = sparsified(np.float32([[0, 0], [0, 5]]), "w")
-    >>> onnx.numpy_helper.to_array(made.indices).tolist(), list(made.dims)
-    ([3], [2, 2])
-    """
-    places = np.flatnonzero(array)
-    values = from_array(np.ascontiguousarray(array.reshape(-1)[places]), name)
-    indices = from_array(places.astype(np.int64), f"{name}_indices")
-    return SparseTensorProto(values=values, indices=indices, dims=array.shape)
 
 
 @dataclass(frozen=True)

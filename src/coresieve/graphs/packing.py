@@ -3,8 +3,8 @@
     places = CumSum(Cast(gaps)) - 1
     matrix = Reshape(ScatterElements(zeros, places, values), shape)
 
-These are operators of every runtime since opset 11, and depend on constants alone: onnxruntime computes them once, when it
-loads the file, and runs a plain MatMul or Gemm. A gap of more than 255 takes a zero among the values for each 255.
+These are standard operators since opset 11, and depend on constants alone: onnxruntime computes them once, when it loads
+the file, and runs a plain MatMul or Gemm. A gap of more than 255 takes a zero among the values for each 255.
 
 In float32 a value costs 5 bytes so, where ONNX's own sparse initialisers cost 12: 8 of them for an index, since
 onnx.checker accepts no narrower ones. Those are written only for opsets before 11.

@@ -3,7 +3,7 @@
     places = CumSum(Cast(gaps)) - 1
     matrix = Reshape(ScatterElements(zeros, places, values), shape)
 
-These are standard operators since opset 11, and depend on constants alone: onnxruntime computes them once, when it loads
+These are standard operators since opset 11, and depend on constants alone: onnxruntime computes them once, as it loads
 the file, and runs a plain MatMul or Gemm. A gap of more than 255 takes a zero among the values for each 255.
 
 In float32 a value costs 5 bytes so, where ONNX's own sparse initialisers cost 12: 8 of them for an index, since

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coresieve import errors
     from coresieve.certificate import Certificate, Claim
     from coresieve.certification import certify, verify
-    from coresieve.compression import Compressed, Ready, calibrate, compress, load
+    from coresieve.compression import Compressed, Ready, calibrate, compress, from_onnx, load
     from coresieve.finetuning import finetune
     from coresieve.methods import L1, L1L2, L2, SVD, CoreNet, Magnitude, Sieve, SparseGPT, Uniform, Wanda
     from coresieve.search import smallest
@@ -32,7 +32,7 @@ _HOMES = {
     "coresieve.finetuning": ("finetune",),
     "coresieve.search": ("smallest",),
     "coresieve.sparse": ("accelerate",),
-    "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "load"),
+    "coresieve.compression": ("Compressed", "Ready", "calibrate", "compress", "from_onnx", "load"),
     "coresieve.methods": (
         "L1",
         "L1L2",
@@ -51,7 +51,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names} | {"err
 __all__ = [
     "L1", "L1L2", "L2", "SVD", "Certificate", "Claim", "Compressed", "CoreNet", "Magnitude", "Ready", "Sieve",
     "SparseGPT", "Uniform", "Wanda", "accelerate", "calibrate", "certify", "compress", "errors", "finetune",
-    "load", "smallest", "verify",
+    "from_onnx", "load", "smallest", "verify",
 ]  # fmt: skip
 
 

@@ -195,6 +195,8 @@ def forward(model: nn.Module, batch: Batch, note: str = "") -> Any:
             return model(**batch) if isinstance(batch, dict) else model(batch)
         except _Ours as ours:
             raise (ours.__cause__ or ours) from None
+        except ForwardError:
+            raise  # of a graph: it says what is wrong
         except Exception as error:
             raise ForwardError(
                 f"{type(error).__name__} from {type(model).__name__}.forward{_where(model, error)} "

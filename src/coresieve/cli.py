@@ -31,9 +31,14 @@ from coresieve.cli_arguments import (
     Methods,
     Model,
     Names,
+    Out,
     Weights,
     Whole,
+    check_coded,
     check_out,
+    is_onnx,
+    named_out,
+    trained,
 )
 from coresieve.errors import BudgetError, CoresieveError, NotCertifiedError, stored
 from coresieve.terminal import (
@@ -134,13 +139,13 @@ def compress(
     model: Model,
     /,
     *,
-    weights: Weights,
+    weights: Weights = None,
     data: Data,
     keep: Keep = None,
     eps: Eps = None,
     max_bytes: MaxBytes = None,
     delta: float = 0.05,
-    method: str = "corenet++",
+    method: str | None = None,
     seed: Whole = 0,
     include: Names = None,
     exclude: Names = None,
@@ -148,11 +153,13 @@ def compress(
     bits: Whole | None = None,
     dtype: str | None = None,
     data_key: Key = None,
-    out: Path = Path("small.safetensors"),
+    out: Out = None,
     force: Flag = False,
     json: Json = False,
 ) -> None:
     """Make one network smaller and save it.
+
+    coresieve compress model.onnx --data x.npy --keep 10% --out small.onnx
 
     coresieve compress nets:build --weights w.safetensors --data x.npy --keep 10%
 
@@ -161,7 +168,8 @@ def compress(
     delta
         Probability with which the bound of --eps may fail.
     method
-        corenet, corenet+, corenet++, uniform, l1, l2, l1l2, svd or magnitude.
+        sieve, corenet, corenet+, corenet++, sparsegpt, wanda, magnitude, svd, uniform, l1, l2 or l1l2
+        [default: sieve; corenet++ with --eps].
     seed
         The same seed gives the same network.
     include
@@ -175,22 +183,26 @@ def compress(
     dtype
         Round the weights to numbers of float16 or bfloat16.
     out
-        File to write.
+        File to write; a name in .onnx makes it an ONNX model [default: small.onnx or small.safetensors].
     force
         Overwrite the file if it is there.
     """
     Budget.of(keep=keep, eps=eps, max_bytes=max_bytes, delta=delta)
-    check_out(out, force, inputs=(weights, data))
+    out, original = named_out(out, model), trained(model, weights)
+    check_out(out, force, inputs=(original, data))
+    check_coded(out, compact=compact, max_bytes=max_bytes)
     with progress() as bar:
         bar.step("loading torch")
         from coresieve import compression
-        from coresieve.inputs import batches, load_array, load_model
+        from coresieve.inputs import load_inputs, load_model, save_small
 
         net = load_model(model, weights)
-        inputs = batches(load_array(data, data_key), net)
+        inputs = load_inputs(data, net, data_key)
         small = compression.compress(
             net,
-            bar.over(inputs, "reading the sample", then=f"compressing with {method}"),
+            bar.over(
+                inputs, "reading the sample", then=f"compressing with {method or compression.usual(eps)}"
+            ),
             keep=keep,
             eps=eps,
             max_bytes=max_bytes,
@@ -203,12 +215,12 @@ def compress(
             dtype=dtype,
         )
         bar.step("saving")
-        small.save(out, compact=compact or None)
+        save_small(small, out, compact or None)
     if json:
         print_json({"out": str(out), "bytes": out.stat().st_size, "report": small.report.to_dict()})
         return
     say(small.report)
-    sizes = f"{size_of(out.stat().st_size)}; the original is {size_of(weights.stat().st_size)}"
+    sizes = f"{size_of(out.stat().st_size)}; the original is {size_of(original.stat().st_size)}"
     say(f"Saved {escape(str(out))} ({sizes})")
 
 
@@ -217,7 +229,7 @@ def compare(
     model: Model,
     /,
     *,
-    weights: Weights,
+    weights: Weights = None,
     data: Data,
     keep: Keeps,
     heldout: Path | None = None,
@@ -240,6 +252,7 @@ def compare(
     seeds
         How often each random method is repeated.
     """
+    trained(model, weights)
     for share_kept in keep:
         Budget.of(keep=share_kept)
     if not keep or seeds < 1:
@@ -248,23 +261,24 @@ def compare(
         )
     with progress() as bar:
         bar.step("loading torch")
-        from coresieve.inputs import batches, load_array, load_model, set_apart
+        from coresieve.inputs import in_batches, load_array, load_arrays, load_model, set_apart
         from coresieve.lab import compare as lab
         from coresieve.methods import METHODS
+        from coresieve.sample import size as count
 
         methods = methods or tuple(METHODS)
         todo = lab.cells(methods, keep, range(seeds))  # so that an unknown method fails now
         net = load_model(model, weights)
         bar.step("reading the data")
-        given = None if heldout is None else load_array(heldout, data_key)
+        given = None if heldout is None else load_arrays(heldout, net, data_key)
         right = None if labels is None else load_array(labels, usual="y")
-        calibration, judges, right = set_apart(load_array(data, data_key), given, right)
+        calibration, judges, right = set_apart(load_arrays(data, net, data_key), given, right)
         bar.step("comparing", total=len(todo))
         rows = []
         for row in lab.compare(
             net,
-            batches(calibration, net),
-            batches(judges, net),
+            in_batches(calibration, net),
+            in_batches(judges, net),
             methods=methods,
             keeps=keep,
             seeds=range(seeds),
@@ -273,7 +287,7 @@ def compare(
             rows.append(row)
             bar.advance(f"{row['method']} at {share(row['keep'])}")
     where = heldout.name if heldout else f"{data.name}, set aside"
-    judged = f"{len(calibration):,} inputs calibrate, {len(judges):,} others judge ({where})"
+    judged = f"{count(calibration):,} inputs calibrate, {count(judges):,} others judge ({where})"
     if json:
         print_json({"judged": judged, "rows": rows, "summary": lab.summary(rows)})
         return
@@ -292,7 +306,10 @@ def inspect(
     """Show what a saved network holds, layer by layer."""
     with progress() as bar:
         bar.step("loading torch")
-        from coresieve.storage import read_header
+        if is_onnx(file):
+            from coresieve.graphs.files import read_header
+        else:
+            from coresieve.storage import read_header
 
         header = read_header(file)
     if json:
@@ -316,8 +333,13 @@ def _say_header(file: Path, header: dict[str, Any]) -> None:
     say(
         f"[bold]{escape(str(file))}[/]  {size_of(about['bytes'])}, {len(about['tensors'])} tensors ({dtypes})"
     )
-    say(f"written by coresieve {escape(str(about['version']))}")
-    say(bytes_table(about))
+    if about["version"] is not None:
+        say(f"written by coresieve {escape(str(about['version']))}")
+    if all("bytes" in tensor for tensor in about["tensors"].values()):
+        say(bytes_table(about))
+    else:  # a model in ONNX
+        for name, tensor in () if header.keys() - {"file"} else about["tensors"].items():
+            say(f"{escape(name)}  {tensor['dtype']} {tuple(tensor['shape'])}")
     for part in told:
         say(part)
 

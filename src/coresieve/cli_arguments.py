@@ -110,10 +110,18 @@ Methods = Annotated[
     ),
 ]
 Model = Annotated[
-    str, Parameter(help="package.module:factory; the factory, called without arguments, makes it.")
+    str,
+    Parameter(help="model.onnx, or package.module:factory: called without arguments, the factory makes it."),
 ]
-Weights = Annotated[Path, Parameter(help="The trained weights, a state dict in safetensors.")]
-Data = Annotated[Path, Parameter(help="Inputs, one per row: .npy, .npz or .safetensors.")]
+Weights = Annotated[
+    Path | None,
+    Parameter(help="The trained weights of a factory's model, a state dict in safetensors."),
+]
+Data = Annotated[
+    Path,
+    Parameter(name=("--data", "--calibration"), help="Inputs, one per row: .npy, .npz or .safetensors."),
+]
+Out = Annotated[Path | None, Parameter(name=("--out", "-o"))]
 Key = Annotated[str | None, Parameter(help="Name of the array, in a file that holds several [default: x].")]
 Json = Annotated[
     bool,
@@ -129,6 +137,38 @@ Whole = Annotated[int, Parameter(converter=converted(whole))]
 Share = Annotated[float, Parameter(converter=converted(fraction))]
 Heldout = Annotated[Path, Parameter(help="Inputs that played no part in the compression, one per row.")]
 Labels = Annotated[Path | None, Parameter(help="The right classes of the held-out inputs.")]
+
+
+def is_onnx(name: str | Path) -> bool:
+    """
+    >>> is_onnx("model.onnx"), is_onnx("nets:build")
+    (True, False)
+    """
+    return str(name).lower().endswith(".onnx")
+
+
+def trained(model: str, weights: Path | None) -> Path:
+    """The file that holds the model's weights."""
+    if is_onnx(model) and weights is not None:
+        raise FileError(f"--weights {weights} beside {model}", "an ONNX model alone: it holds its weights",
+                        "the command without --weights")  # fmt: skip
+    if not is_onnx(model) and weights is None:
+        raise FileError(f"MODEL {model!r} without --weights", "the file of its trained weights, or a model.onnx",
+                        "--weights weights.safetensors")  # fmt: skip
+    return Path(model) if weights is None else weights
+
+
+def named_out(out: Path | None, model: str) -> Path:
+    """Where to write; without a word on it, in the kind of file that the model came in."""
+    return out or Path("small.onnx" if is_onnx(model) else "small.safetensors")
+
+
+def check_coded(out: Path, *, compact: bool, max_bytes: int | None) -> None:
+    """Compact files are safetensors files."""
+    asked = " and ".join(["--compact"] * compact + ["--max-bytes"] * (max_bytes is not None))
+    if asked and is_onnx(out):
+        raise FileError(f"{asked} with --out {out}", "a safetensors file, which can be coded",
+                        f"--out {out.with_suffix('.safetensors')}, or {out.name} without {asked}")  # fmt: skip
 
 
 def check_out(out: Path, force: bool, inputs: Sequence[Path]) -> None:

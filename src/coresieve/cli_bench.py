@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from coresieve.cli_arguments import Json, Key, Model, Weights, Whole, converted, names, whole
+from coresieve.cli_arguments import Json, Key, Model, Weights, Whole, converted, names, trained, whole
 from coresieve.cli_certificates import Compact
 from coresieve.errors import BudgetError, SampleError
 from coresieve.terminal import escape, print_json, progress, say, size_of, table
@@ -32,7 +32,7 @@ def bench(
     compressed: Compact,
     /,
     *,
-    weights: Weights,
+    weights: Weights = None,
     batch: Batches = (1, 8, 64, 512),
     data: Path | None = None,
     data_key: Key = None,
@@ -59,6 +59,7 @@ def bench(
     if not batch or min(batch) < 1 or threads < 1:
         raise BudgetError(f"--batch {','.join(map(str, batch))} --threads {threads}",
                           "whole numbers of at least 1", "--batch 1,8,64,512 --threads 1")  # fmt: skip
+    file = trained(original, weights)
     with progress() as bar:
         bar.step("loading torch")
         import torch
@@ -85,7 +86,7 @@ def bench(
             torch.set_num_threads(before)
     bytes_ = {
         "memory": [sparse.memory(net), sparse.memory(fast)],
-        "file": [weights.stat().st_size, compressed.stat().st_size],
+        "file": [file.stat().st_size, compressed.stat().st_size],
     }
     told = _verdict(rows, bytes_)
     if json:
@@ -104,10 +105,15 @@ def _inputs(net: nn.Module, data: Path | None, key: str | None) -> Tensor:
     import torch
     from torch import nn
 
-    from coresieve.inputs import batches, load_array
+    from coresieve.inputs import load_inputs
 
     if data is not None:
-        return torch.cat(batches(load_array(data, key), net))
+        batches = load_inputs(data, net, key)
+        if not torch.is_tensor(batches[0]):
+            raise SampleError(
+                f"{data} with several arguments", "one array of inputs", "--data-key NAME, or no --data"
+            )
+        return torch.cat(batches)
     first = next((m for m in net.modules() if isinstance(m, nn.Linear)), None)
     if first is None:
         raise SampleError("a network without nn.Linear and no --data", "inputs to run it on", "--data x.npy")

@@ -23,10 +23,14 @@ from coresieve.cli_arguments import (
     Labels,
     Model,
     Names,
+    Out,
     Share,
     Weights,
     Whole,
     check_out,
+    is_onnx,
+    named_out,
+    trained,
 )
 from coresieve.errors import FileError
 from coresieve.terminal import escape, print_json, progress, say, size_of
@@ -47,7 +51,7 @@ def certify(
     compressed: Compact,
     /,
     *,
-    weights: Weights,
+    weights: Weights = None,
     heldout: Heldout,
     labels: Labels = None,
     max_flips: Goal = None,
@@ -87,13 +91,14 @@ def certify(
     write
         Store the certificate in the file of the small network.
     """
-    if write and compressed.exists() and weights.exists() and compressed.samefile(weights):
-        raise FileError(f"--write into {weights}, which holds the original", "the small network's own file",
+    original = trained(model, weights)
+    if write and compressed.exists() and original.exists() and compressed.samefile(original):
+        raise FileError(f"--write into {original}, which holds the original", "the small network's own file",
                         "certify without --write")  # fmt: skip
     with progress() as bar:
         bar.step("loading torch")
         from coresieve import certification
-        from coresieve.inputs import batches, load_array, load_model
+        from coresieve.inputs import load_array, load_inputs, load_model, save_small
 
         net = load_model(model, weights)
         small = _load_small(compressed, net)
@@ -101,7 +106,7 @@ def certify(
         certificate = certification.certify(
             net,
             small,
-            batches(load_array(heldout, data_key), net),
+            load_inputs(heldout, net, data_key),
             confidence=confidence,
             eps=eps,
             delta=delta,
@@ -113,7 +118,7 @@ def certify(
             max_accuracy_drop=max_accuracy_drop,
         )
         if write:
-            small.save(compressed)
+            save_small(small, compressed)
     _show(certificate.to_dict() if json else str(certificate))
     if write and not json:
         say(f"Stored in {escape(str(compressed))}")
@@ -125,7 +130,7 @@ def verify(
     /,
     *,
     model: Model,
-    weights: Weights,
+    weights: Weights = None,
     heldout: Heldout,
     labels: Labels = None,
     data_key: Key = None,
@@ -138,7 +143,7 @@ def verify(
     with progress() as bar:
         bar.step("loading torch")
         from coresieve import certification
-        from coresieve.inputs import batches, load_array, load_model
+        from coresieve.inputs import load_array, load_inputs, load_model
 
         net = load_model(model, weights)
         small = _load_small(file, net)
@@ -146,7 +151,7 @@ def verify(
         wrong = certification.verify(
             net,
             small,
-            batches(load_array(heldout, data_key), net),
+            load_inputs(heldout, net, data_key),
             labels=None if labels is None else load_array(labels, usual="y"),
         )
     certificate = small.certificate
@@ -166,7 +171,7 @@ def smallest(
     model: Model,
     /,
     *,
-    weights: Weights,
+    weights: Weights = None,
     data: Data,
     heldout: Heldout,
     labels: Labels = None,
@@ -175,12 +180,12 @@ def smallest(
     eps: float | None = None,
     delta: Share | None = None,
     confidence: Share = 0.95,
-    method: str = "corenet++",
+    method: str = "sieve",
     seed: Whole = 0,
     include: Names = None,
     exclude: Names = None,
     data_key: Key = None,
-    out: Path = Path("small.safetensors"),
+    out: Out = None,
     force: Flag = False,
     json: Json = False,
 ) -> None:
@@ -210,21 +215,22 @@ def smallest(
     exclude
         Layers to leave as they are; may be repeated.
     out
-        File to write.
+        File to write; a name in .onnx makes it an ONNX model [default: small.onnx or small.safetensors].
     force
         Overwrite the file if it is there.
     """
-    check_out(out, force, inputs=(weights, data, heldout))
+    out, original = named_out(out, model), trained(model, weights)
+    check_out(out, force, inputs=(original, data, heldout))
     with progress() as bar:
         bar.step("loading torch")
         from coresieve import search
-        from coresieve.inputs import batches, load_array, load_model
+        from coresieve.inputs import load_array, load_inputs, load_model, save_small
 
         net = load_model(model, weights)
         small = search.smallest(
             net,
-            batches(load_array(data, data_key), net),
-            batches(load_array(heldout, data_key), net),
+            load_inputs(data, net, data_key),
+            load_inputs(heldout, net, data_key),
             max_flips=max_flips,
             max_accuracy_drop=max_accuracy_drop,
             eps=eps,
@@ -238,7 +244,7 @@ def smallest(
             bar=bar,
         )
         bar.step("saving")
-        small.save(out)
+        save_small(small, out)
     assert small.certificate is not None
     if json:
         print_json({"out": str(out), "bytes": out.stat().st_size, "report": small.report.to_dict(),
@@ -246,17 +252,20 @@ def smallest(
         return
     say(small.report)
     say(escape(str(small.certificate)))
-    sizes = f"{size_of(out.stat().st_size)}; the original is {size_of(weights.stat().st_size)}"
+    sizes = f"{size_of(out.stat().st_size)}; the original is {size_of(original.stat().st_size)}"
     say(f"Saved {escape(str(out))} ({sizes})")
 
 
 def _load_small(path: Path, original: nn.Module) -> Compressed:
-    """A file of ours, or a plain state dict that fits the original."""
+    """A file of ours, a plain state dict that fits the original, or any ONNX model."""
     from coresieve.compression import Compressed, load
-    from coresieve.inputs import fill
+    from coresieve.inputs import check_file, fill
     from coresieve.report import Report
     from coresieve.storage import is_ours
 
+    if is_onnx(path):
+        check_file(path)
+        return load(path)
     skeleton = copy.deepcopy(original)
     if is_ours(path):
         return load(path, into=skeleton)

@@ -28,6 +28,7 @@ from coresieve.errors import (
     CoresieveError,
     CoresieveWarning,
     DomainError,
+    FileError,
     LayerError,
     SampleError,
     StaleError,
@@ -40,7 +41,7 @@ from coresieve.methods.method import Job, Work
 from coresieve.methods.promise import Promise, points_needed, widths
 from coresieve.report import LayerReport, Report
 from coresieve.rounding import Rounding, bits_of, round_layers
-from coresieve.sample import Sample, count
+from coresieve.sample import Batch, Sample, count
 from coresieve.storage import COMPACT, file_size, load_model, read_header, save_model
 
 POINTS_READ = 20_000  # by default, by a method that fits its weights to the sample
@@ -56,6 +57,9 @@ class Compressed:
     certificate: Certificate | None = field(default=None, repr=False)  # certify() puts it here
     compact: bool = False  # how save() writes it when not told
     max_bytes: int | None = None  # the budget of its file, where that was one
+    example: Batch | None = field(
+        default=None, repr=False
+    )  # some inputs, to trace the network for export_onnx
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
@@ -102,7 +106,24 @@ class Compressed:
         """Of the file that save() would write."""
         return file_size(self.model, self._header(), compact=self.compact if compact is None else compact)
 
+    def export_onnx(
+        self, path: str | os.PathLike[str], *, example: Sample | None = None, sparse: bool = True
+    ) -> None:
+        """Write an ONNX file that onnxruntime runs with the same outputs, the report and certificate in its metadata.
+
+        example: a batch that the network takes; by default some inputs of the calibration. The file is run on it, and
+        compared, before it takes its name. The number of inputs a batch is free.
+        sparse: of matrices with zeros, write the other values and the gaps between them; the runtime unpacks them when
+        it loads the file. Without it they are dense, for tools that want plain weights.
+        """
+        from coresieve.graphs.exporting import export
+
+        if self.certificate is not None:
+            check_unaltered(self.certificate, digests.weights(self.model), "the network")
+        export(path, self.model, self._header(), self.example if example is None else example, sparse)
+
     def _header(self) -> dict[str, Any]:
+        """What travels with the weights."""
         report = self.report.to_dict()
         del report["seconds"]  # the same network is the same file, however long it took
         header: dict[str, Any] = {"report": report}
@@ -113,11 +134,14 @@ class Compressed:
         return header
 
 
-def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
+def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> Compressed:
     """Put a saved network into `into`, a fresh network of the original's architecture, bit for bit.
 
     `into` is changed in place, its layers' shapes too where the compression changed them; on an error it is as before.
+    An ONNX file needs none: it holds the whole network.
     """
+    if isinstance(path, str | bytes | os.PathLike) and os.fsdecode(path).lower().endswith(".onnx"):
+        return _load_onnx(path, into)
     if not isinstance(into, nn.Module):
         raise LayerError(f"into={type(into).__name__}", "a torch.nn.Module to fill",
                          "a fresh network, made by the code that made the original")  # fmt: skip
@@ -132,10 +156,37 @@ def load(path: str | os.PathLike[str], into: nn.Module) -> Compressed:
         told.append(_told(header, into))
         if (certificate := told[0].certificate) is not None:
             check_unaltered(certificate, digests.state(tensors), os.fsdecode(path))
+        if not torch.equal(
+            *(x.get("graph_sha256", torch.zeros(0)) for x in (tensors, dict(into.named_buffers())))
+        ):
+            raise FileError(f"{os.fsdecode(path)}, which belongs to another graph", "weights of this ONNX model",
+                            "the model that was compressed")  # fmt: skip
 
     load_model(path, into, understand)
     told[0].compact = about["format"] == COMPACT
     return told[0]
+
+
+def from_onnx(path: str | os.PathLike[str]) -> nn.Module:
+    """The model in an ONNX file from any framework, its layers nn.Linear, for every function that takes a model."""
+    from coresieve.graphs import files
+
+    return files.load(path)[0]
+
+
+def _load_onnx(path: str | os.PathLike[str], into: nn.Module | None) -> Compressed:
+    from coresieve.graphs import files
+
+    if into is not None:
+        given = f"into={type(into).__name__} for an ONNX file"
+        raise LayerError(given, "no skeleton: the file holds the whole network", "cs.load(path)")
+    model, header = files.load(path)
+    if header is None:
+        return Compressed(model, Report(method="another tool's", budget="", seed=0, version=""))
+    small = _told(header, model)
+    if small.certificate is not None:
+        check_unaltered(small.certificate, digests.weights(model), os.fsdecode(path))
+    return small
 
 
 def _told(header: dict[str, Any], model: nn.Module) -> Compressed:
@@ -166,7 +217,7 @@ def compress(
     eps: float | None = None,
     max_bytes: int | None = None,
     delta: float = 0.05,
-    method: str | Method = "corenet++",
+    method: str | Method | None = None,
     seed: int = 0,
     points: int | None = None,
     include: Sequence[str] = ("*",),
@@ -181,10 +232,11 @@ def compress(
     max_bytes: what `save` writes is at most this large, report and all.
     bits, dtype: the weights that stay are rounded, as by `Compressed.rounded`, before errors are measured.
     calibration: a tensor, an array, a DataLoader or any iterable of batches. No labels are needed.
-    points: how many of its points to use; by default as many as the theory asks for.
+    method: a name or a configuration; by default "sieve", and with `eps` "corenet++", which has a theory.
+    points: how many of its points to use; by default up to 20,000, or as many as the method's theory asks for.
     include, exclude: patterns of layer names.
     """
-    method = resolve(method)
+    method = resolve(usual(eps) if method is None else method)
     method.check(Budget.of(keep=keep, eps=eps, max_bytes=max_bytes, delta=delta))
     Rounding.of(bits, dtype)
     ready = calibrate(model, calibration, method=method, delta=delta, seed=seed, points=points,
@@ -192,11 +244,16 @@ def compress(
     return ready.compress(keep=keep, eps=eps, max_bytes=max_bytes, seed=seed, bits=bits, dtype=dtype)
 
 
+def usual(eps: float | None = None) -> str:
+    """The method when none is named."""
+    return "sieve" if eps is None else "corenet++"
+
+
 def calibrate(
     model: nn.Module,
     calibration: Sample,
     *,
-    method: str | Method = "corenet++",
+    method: str | Method = "sieve",
     delta: float = 0.05,
     seed: int = 0,
     points: int | None = None,
@@ -205,8 +262,9 @@ def calibrate(
 ) -> Ready:
     """Run the sample through the model once and keep what `method` needs of it; then `ready.compress(...)` at will.
 
-    `points` is how many of the sample's points serve as the paper's S; by default as many as its theory asks for at
-    this `delta`. The model runs in eval mode and is put back as it was.
+    `points` is how many of the sample's points are used, as the paper's S; by default as many as its theory asks for at
+    this `delta`, and for a method that fits its weights to them up to 20,000, which stay in memory. The model runs in
+    eval mode and is put back as it was.
     """
     method, seed = resolve(method), check_seed(seed)
     check_delta(delta)
@@ -327,7 +385,10 @@ class Ready:
             report = self._report(job, rounding)
         for name, original in self.model.named_modules():
             job.model.get_submodule(name).train(original.training)  # modules that took another's place, too
-        return Compressed(job.model, report, self.observed.rows, compact=rounding is not None)
+        example = self.observed.measuring.inputs[0]
+        return Compressed(
+            job.model, report, self.observed.rows, compact=rounding is not None, example=example
+        )
 
     def _promise(self, budget: Budget) -> Promise | None:
         if not self.method.wants_sensitivities:

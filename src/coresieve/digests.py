@@ -132,7 +132,9 @@ def weights(model: nn.Module) -> str:
     >>> len(before), weights(layer) == before
     (64, False)
     """
-    return state(model.state_dict())
+    own = state(model.state_dict())
+    # a graph that was exported from a module is told by that module's digest, as long as its weights are those
+    return getattr(model, "stands_for", {}).get(own, own)
 
 
 def state(tensors: Mapping[str, Any]) -> str:

@@ -55,6 +55,9 @@ def finetune(
         raise DomainError(f"epochs={epochs!r}", "a whole number, 0 or more", "epochs=5")
     if not 0 < learning_rate < np.inf:
         raise DomainError(f"learning_rate={learning_rate!r}", "a finite number above 0", "learning_rate=1e-3")
+    if not any(parameter.requires_grad for parameter in small.model.parameters()):
+        raise DomainError("a network none of whose parameters takes a gradient", "one that can be trained",
+                          "model.requires_grad_(); an ONNX model is trained where it came from")  # fmt: skip
     model, seen = copy.deepcopy(small.model), Witness()
     was_training = [(module, module.training) for module in model.modules()]
     hold = held_at_zero(model, {line.name for line in small.report.layers})
@@ -70,7 +73,7 @@ def finetune(
         parameter.grad = None
     note = f"trained on for {epochs} epochs with labels, zeros kept zero: errors above were measured before"
     report = replace(small.report, notes=[*small.report.notes, note])
-    return Compressed(model, report, _together(small.rows, seen.known()))
+    return Compressed(model, report, _together(small.rows, seen.known()), example=small.example)
 
 
 def held_at_zero(model: nn.Module, names: set[str]) -> list[Any]:

@@ -1,6 +1,6 @@
 """What a command is given: a model by the name of its factory, weights and arrays in files.
 
-A model is `package.module:factory`, imported with the current folder on the path; its weights are
+A model is an ONNX file, or `package.module:factory`, imported with the current folder on the path; its weights are
 safetensors; data is .npy, .npz or .safetensors. The factory is the user's own code and runs;
 nothing in a file ever does, for nothing is unpickled.
 """
@@ -21,15 +21,21 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from coresieve import digests, sample
+from coresieve.cli_arguments import is_onnx, trained
+from coresieve.compression import Compressed, from_onnx
 from coresieve.errors import CoresieveError, FileError, ForwardError, SampleError
+from coresieve.sample import Batch
 
 _HOW = "nets:build, where nets.py in the current folder holds def build(): return nn.Sequential(...)"
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
-def load_model(spec: str, weights: Path) -> nn.Module:
-    """The model that `package.module:factory` makes, filled with the weights of the file."""
-    check_file(weights)  # before a factory that may take its time
+def load_model(spec: str, weights: Path | None = None) -> nn.Module:
+    """The model in an ONNX file; or that `package.module:factory` makes, filled with the weights of the file."""
+    file = trained(spec, weights)
+    check_file(file)  # before a factory that may take its time
+    if weights is None:
+        return from_onnx(file)
     model = make_model(spec)
     fill(model, weights)
     return model
@@ -59,7 +65,7 @@ def _find(spec: str) -> Any:
     """The object that the spec names."""
     name, _, path = spec.partition(":")
     if not (name and path):
-        raise FileError(f"MODEL {spec!r}", "package.module:factory", _HOW)
+        raise FileError(f"MODEL {spec!r}", "package.module:factory or model.onnx", _HOW)
     found = _module(spec, name)
     for part in path.split("."):
         if not hasattr(found, part):
@@ -121,11 +127,11 @@ def fill(model: nn.Module, weights: Path, what: str = "--weights") -> None:
         raise FileError(f"{what} {weights} does not fit the model ({told})", expected, hint) from reason
 
 
-def load_array(path: Path, key: str | None = None, usual: str = "x") -> Tensor:
-    """The file's only array; of several the one called `key`, or as is usual."""
+def load_array(path: Path, key: str | None = None, usual: str = "x", alone: bool = True) -> Tensor:
+    """The file's only array; of several (or where it may not be `alone`) the one called `key`, or as is usual."""
     check_file(path)
     arrays = _arrays(path)
-    name = next(iter(arrays)) if len(arrays) == 1 else key or usual
+    name = next(iter(arrays)) if len(arrays) == 1 and alone else key or usual
     if name not in arrays:
         holds = ", ".join(sorted(arrays)) or "nothing"
         hint = "--data-key with a name that it holds" if usual == "x" else "a file with that array alone"
@@ -190,15 +196,50 @@ def check_file(path: Path) -> None:
         )
 
 
-def batches(array: Tensor, model: nn.Module) -> list[Any]:
-    """The rows in batches. Whole numbers become floats, unless the model looks them up in an embedding."""
+def load_arrays(path: Path, model: nn.Module, key: str | None = None) -> Batch:
+    """A model's inputs: the file's array; for an ONNX model with several inputs a dict of arrays, by their names.
+
+    Of several arrays a graph's only input finds its own name, where nobody names another.
+    """
+    inputs = getattr(model, "inputs", [])
+    if len(inputs) < 2:
+        names = [] if key or not inputs or not path.is_file() else list(_arrays(path))
+        return load_array(path, inputs[0] if inputs and inputs[0] in names else key)
+    if key is not None:
+        raise FileError(f"--data-key {key}", f"arrays for all inputs of the model: {', '.join(inputs)}",
+                        "the command without --data-key")  # fmt: skip
+    arrays: Batch = {name: load_array(path, name, alone=False) for name in inputs}
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{len(array):,} of {name}" for name, array in arrays.items())
+        raise SampleError(f"{path} with {lengths}", "as many of each", "a row of each for every input")
+    return arrays
+
+
+def load_inputs(path: Path, model: nn.Module, key: str | None = None) -> list[Any]:
+    return in_batches(load_arrays(path, model, key), model)
+
+
+def in_batches(arrays: Batch, model: nn.Module) -> list[Any]:
+    """The rows in batches. Whole numbers become floats, unless the model looks them up in an embedding.
+
+    An ONNX model knows the types of its inputs itself.
+    """
+    if isinstance(arrays, dict):
+        slices = torch.arange(sample.size(arrays)).split(sample.POINTS_A_BATCH)
+        return [sample.take(arrays, index) for index in slices]
     looks_up = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in model.modules())
-    return list(sample.batches(array if array.is_floating_point() or looks_up else array.float()))
+    as_it_is = arrays.is_floating_point() or looks_up or hasattr(model, "inputs")
+    return list(sample.batches(arrays if as_it_is else arrays.float()))
+
+
+def save_small(small: Compressed, path: Path, compact: bool | None = None) -> None:
+    """In the kind of file that the name asks for."""
+    small.export_onnx(path) if is_onnx(path) else small.save(path, compact=compact)
 
 
 def set_apart(
-    data: Tensor, heldout: Tensor | None, labels: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    data: Batch, heldout: Batch | None, labels: Tensor | None
+) -> tuple[Batch, Batch, Tensor | None]:
     """What calibrates, what judges and its labels: disjoint, by setting a quarter of `data` aside.
 
     >>> calibrates, judges, right = set_apart(torch.arange(8.0), None, torch.arange(8))
@@ -206,8 +247,8 @@ def set_apart(
     (6, 2, True)
     """
     judged = data if heldout is None else heldout
-    if labels is not None and labels.numel() != len(judged):
-        expected = f"one for each of the {len(judged):,} inputs that judge"
+    if labels is not None and labels.numel() != sample.size(judged):
+        expected = f"one for each of the {sample.size(judged):,} inputs that judge"
         hint = "labels that belong to --heldout, or to --data where there is no --heldout"
         raise SampleError(f"{labels.numel():,} labels", expected, hint)
     if labels is not None:
@@ -216,11 +257,12 @@ def set_apart(
         labels = labels.flatten().long()
     if heldout is not None:
         if n := digests.KnownRows(digests.rows(data)).overlap(digests.rows(heldout)):
-            raise SampleError(f"{n:,} of {len(heldout):,} inputs in --heldout, which --data also holds",
+            raise SampleError(f"{n:,} of {sample.size(heldout):,} inputs in --heldout, which --data also holds",
                               "inputs that played no part in the compression", "split the data once")  # fmt: skip
         return data, heldout, labels
-    if len(data) < 4:
-        raise SampleError(f"{len(data)} inputs in --data", "at least 4, to set some aside", "--heldout FILE")
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
-    judges, rest = order[: len(data) // 4], order[len(data) // 4 :]
-    return data[rest], data[judges], None if labels is None else labels[judges]
+    n = sample.size(data)
+    if n < 4:
+        raise SampleError(f"{n} inputs in --data", "at least 4, to set some aside", "--heldout FILE")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    judges, rest = order[: n // 4], order[n // 4 :]
+    return sample.take(data, rest), sample.take(data, judges), None if labels is None else labels[judges]

@@ -63,7 +63,7 @@ def smallest(
     eps: float | None = None,
     delta: float | None = None,
     confidence: float = 0.95,
-    method: str | Method = "corenet++",
+    method: str | Method = "sieve",
     labels: Any = None,
     seed: int = 0,
     points: int | None = None,

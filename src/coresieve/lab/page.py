@@ -30,6 +30,9 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 806, 16, 392  # the plot's frame; the names stand
 # One hue for each family of methods, so that the eye sorts them before it reads; markers and dashes tell the
 # members apart without colour. (name, on white, on black, dashes)
 STYLES = (
+    ("sieve", "#b91c1c", "#ff6b6b", ""),
+    ("sparsegpt", "#0f766e", "#5eead4", "7 3"),
+    ("wanda", "#5b8c00", "#a3d94a", "2 3"),
     ("corenet++", "#0b4a9e", "#9ccbff", ""),
     ("corenet+", "#2680d9", "#5aa5f5", "7 3"),
     ("corenet", "#6fb1ee", "#3478c4", "2 3"),
@@ -40,7 +43,7 @@ STYLES = (
     ("svd", "#a21caf", "#e58bf0", ""),
     ("magnitude", "#047857", "#3fd19b", ""),
 )
-SPARE = (("#b91c1c", "#ff8080"), ("#4338ca", "#a5a0ff"), ("#0f766e", "#5eead4"), ("#1f2937", "#e5e7eb"))
+SPARE = (("#4338ca", "#a5a0ff"), ("#be185d", "#f9a8d4"), ("#1f2937", "#e5e7eb"))
 MARKERS = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",  # circle
     "M-3.6 -3.6h7.2v7.2h-7.2z",  # square
@@ -51,6 +54,9 @@ MARKERS = (
     "M0 -5L4.8 -1.5L3 4H-3L-4.8 -1.5z",  # pentagon
     "M-5 -4.6L5 4.6V-4.6L-5 4.6z",  # bow
     "M0 -6.4L2 -2L6.4 0L2 2L0 6.4L-2 2L-6.4 0L-2 -2z",  # star
+    "M-4.6 -3.2L0 1.4L4.6 -3.2V0L0 4.6L-4.6 0z",  # chevron
+    "M-4 -4L4 4M4 -4L-4 4M-4.6 -1h9.2v2h-9.2z",  # bar
+    "M-2.2 -5h4.4v10h-4.4z",  # post
 )
 
 

@@ -21,7 +21,7 @@ from coresieve.lab.experiment import Choice, Experiment
 from coresieve.lab.results import Store
 from coresieve.lab.train import widths
 
-DRAWING = {"magnitude": 0.01, "svd": 0.17, "corenet++": 0.17}
+DRAWING = {"magnitude": 0.01, "svd": 0.17, "corenet++": 0.17, "wanda": 0.5, "sparsegpt": 2, "sieve": 30}
 USUAL = 0.035  # seconds a million parameters for every other method
 IMAGES = {"digits": (1000, 500)}
 

@@ -121,7 +121,7 @@ def find(model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[st
     check_loaded(model)
     linears: dict[str, nn.Linear] = {}
     others: dict[int, str] = {}
-    notes: list[str] = []
+    notes: list[str] = [*getattr(model, "notes", ())]  # what a graph holds that is no module
     for name, module in model.named_modules():
         own = list(module._parameters.values())
         reason = linear.why_not(module)

@@ -65,10 +65,18 @@ class Sieve(Method):
             return
         teacher, rounds = Teacher.original(job), sizes(job, self.polish > 0)
         for left, size in enumerate(rounds, 1 - len(rounds)):
-            thin(job, teacher, size)
+            self.thin(job, teacher, size)
             if self.polish:
                 polish(job, max(1, self.polish // 4) if left else self.polish, self.toward == "predictions")
                 teacher = Teacher.copy_of(job) if left else teacher
+
+    def thin(self, job: Job, teacher: Teacher, size: int) -> None:
+        """Down to this size, layer after layer."""
+        c = costs(job, teacher)
+        shares = share(job, teacher, c, size)
+        for work in job.works:
+            reconstruct(job, work, teacher, c[work.layer.name], shares[work.layer.name])
+        neurons.absorb(job)
 
 
 def sizes(job: Job, in_steps: bool) -> list[int]:
@@ -76,15 +84,6 @@ def sizes(job: Job, in_steps: bool) -> list[int]:
     target, before = job.target(), sum(work.line.before for work in job.works)
     steps = [k for k in (4, 2) if in_steps and k * target <= WHOLE * before]
     return [k * target for k in (*steps, 1)]
-
-
-def thin(job: Job, teacher: Teacher, size: int) -> None:
-    """Down to this size, layer after layer."""
-    c = costs(job, teacher)
-    shares = share(job, teacher, c, size)
-    for work in job.works:
-        reconstruct(job, work, teacher, c[work.layer.name], shares[work.layer.name])
-    neurons.absorb(job)
 
 
 def share(job: Job, teacher: Teacher, c: dict[str, Tensor], size: int) -> dict[str, int]:

@@ -5,9 +5,9 @@ With a_hat what the compressed layers before hand over, a what the original's do
     min over W_hat of  sum_x sum_i c_i ((W_hat a_hat(x))_i - z_i(x))^2
                      = sum_i c_i (w_hat_i H w_hat_i - 2 g_i w_hat_i) + constant,   H = E a_hat a_hat^T,  G = E z a_hat^T
 
-where c_i says what an error of row i costs at the output: c_i = E |d f / d z_i|^2, by one backward pass (f times
-random signs has a gradient of that mean square). Nothing but H and G is kept of a layer's inputs; the bias is one more
-input, which is 1.
+where c_i says what an error of row i costs at the output: c_i = E |d f / d z_i|^2 in the metric of `distance.py`, by
+one backward pass (f in a random direction has a gradient of that mean square). Nothing but H and G is kept of a layer's
+inputs; the bias is one more input, which is 1.
 
 >>> m = Moments.empty(rows=1, edges=2)
 >>> m.add(torch.tensor([[1.0, 0.0], [1.0, 2.0]]), torch.tensor([[3.0], [5.0]]))
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from coresieve.calibration import Batch, first_tensor, forward, hooks, stop_forward, stopping
 from coresieve.layers import Layer, working_dtype
+from coresieve.methods.distance import direction
 from coresieve.methods.method import Job, Work
 
 ASIDE = 8  # one of so many inputs is held aside, to choose by
@@ -112,17 +113,18 @@ def with_ones(layer: Layer, module: nn.Linear, a: Tensor) -> Tensor:
     return torch.cat([a, ones], dim=1)
 
 
-def costs(job: Job, teacher: Teacher) -> dict[str, Tensor]:
-    """c of every layer: what an error of each of its rows costs at the teacher's output, in one unit for all.
+def costs(job: Job, teacher: Teacher, T: float | None = None) -> dict[str, Tensor]:
+    """c of every layer: what an error of each of its rows costs at the teacher's output, in one unit for all:
+    the distance of votes at temperature T, or of plain numbers without one.
 
     Where no gradient comes from the output, a layer's rows cost alike, and as much as the layer says in all.
     """
     layers = list(teacher.layers.values())
     c = {layer.name: torch.zeros(layer.shape[0], dtype=torch.float64) for layer in layers}
     power = dict.fromkeys(c, 0.0)
-    signs = torch.Generator().manual_seed(0)
+    chance = torch.Generator().manual_seed(0)
     for batch in job.observed.sample:
-        for name, z, gradient in _backward(teacher.model, layers, batch, signs):
+        for name, z, gradient in _backward(teacher.model, layers, batch, T, chance):
             power[name] += float(z.double().square().sum())
             if gradient is not None:
                 c[name] += gradient.double().square().sum(dim=0).cpu()
@@ -142,9 +144,9 @@ def costs(job: Job, teacher: Teacher) -> dict[str, Tensor]:
 
 
 def _backward(
-    model: nn.Module, layers: list[Layer], batch: Batch, generator: torch.Generator
+    model: nn.Module, layers: list[Layer], batch: Batch, T: float | None, chance: torch.Generator
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """(layer, its outputs, the gradient by them of the output with random signs) for each run of each layer."""
+    """(layer, its outputs, the gradient by them of the output in a random direction) for each run of each layer."""
     seen: list[tuple[str, Tensor, list[Tensor]]] = []
 
     def hook(layer: Layer):
@@ -167,8 +169,7 @@ def _backward(
         with torch.enable_grad():
             output = first_tensor(forward(model, batch))
             if output is not None and output.requires_grad:
-                signs = torch.randint(0, 2, output.shape, generator=generator).to(output) * 2 - 1
-                (output * signs).sum().backward()
+                (output * direction(output.detach(), T, chance)).sum().backward()
     finally:
         for p in frozen:
             p.requires_grad_(True)

@@ -1,18 +1,9 @@
 """Polish: all weights that are left, together, toward the original network's outputs. No labels; zeros stay zero.
 
-Adam over the calibration inputs on how far the outputs f_hat are from f. Toward "outputs" that is their mean square;
-toward "predictions" it is, of the classes that f votes for,
-
-    T^2 KL(softmax(f / T) || softmax(f_hat / T)) + PIN |f_hat - f|^2 / (2 classes)
-
-with T a third of the spread of f's votes: a distillation (Hinton et al. 2015) in which nearly lost classes count less,
-and the second term keeps what all votes have in common. Steps fall along a cosine from a share of what a layer's
-weights are, so their scale does not matter. A part of the inputs is held aside: the weights that do best there stay,
-those before the first step among them, so polish does no harm there. Only compressed layers move.
-
->>> f = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
->>> [round(float(distance(f, f + 0.3 * f, T)), 3) for T in (None, 1.0)]
-[0.225, 0.023]
+Adam on the distance of the outputs (`distance.py`) over the calibration inputs, with steps that fall along a cosine
+from a share of what a layer's weights are, so their scale does not matter. A part of the inputs is held aside: the
+weights that do best there stay, those before the first step among them, so polish does no harm there. Only compressed
+layers move.
 """
 
 from __future__ import annotations
@@ -28,10 +19,10 @@ from torch import Tensor, nn
 
 from coresieve.calibration import Batch, first_tensor, forward
 from coresieve.layers import working_dtype
+from coresieve.methods.distance import distance
 from coresieve.methods.method import Job
 from coresieve.sample import merged, size, take
 
-SPREAD, PIN = 3.0, 0.1
 STEP = 0.02  # of the root mean square of the layer's weights that are not zero
 BATCH = 128
 PIECE = 1024  # points at once where nothing is learned
@@ -54,24 +45,7 @@ class Weight:
         self.parameter.copy_(self.wide)
 
 
-def distance(f: Tensor, g: Tensor, T: float | None) -> Tensor:
-    """How far outputs g are from f: votes for classes at temperature T, or plain numbers without one. A mean."""
-    square = (g - f).square().mean()
-    if T is None:
-        return square
-    f, g = ((x / T).log_softmax(-1).flatten(0, -2) for x in (f, g))
-    return T * T * nn.functional.kl_div(g, f, log_target=True, reduction="batchmean") + PIN / 2 * square
-
-
-def temperature(pairs: Sequence[Pair], predictions: bool) -> float | None:
-    """None where the outputs are no votes, or all alike."""
-    if not predictions or any(f.ndim < 2 or f.shape[-1] < 2 for _, f in pairs):
-        return None
-    spread = torch.cat([(f - f.mean(-1, keepdim=True)).flatten() for _, f in pairs]).double().std()
-    return float(spread) / SPREAD or None
-
-
-def polish(job: Job, epochs: int, predictions: bool) -> None:
+def polish(job: Job, epochs: int, T: float | None) -> None:
     """Move the weights of the copy's compressed layers, in place."""
     weights = list(_weights(job))
     rng = np.random.default_rng(6)  # the same order for every seed: nothing here is drawn
@@ -84,7 +58,6 @@ def polish(job: Job, epochs: int, predictions: bool) -> None:
     falling = torch.optim.lr_scheduler.LambdaLR(
         adam, lambda k: 0.5 * (1 + math.cos(math.pi * min(1, k / steps)))
     )
-    T = temperature(train, predictions)
     least, best = _off(job.model, aside, T), [w.wide.clone() for w in weights]
     with _only(job.model, weights):
         for _ in range(epochs):

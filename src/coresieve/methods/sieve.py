@@ -16,14 +16,17 @@ Sieve(polish=0, toward='predictions')
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from coresieve.calibration import first_tensor, forward
 from coresieve.errors import MethodError
 from coresieve.methods import neurons
+from coresieve.methods.distance import temperature
 from coresieve.methods.method import Job, Method, Work
 from coresieve.methods.moments import Moments, Teacher, costs, moments
 from coresieve.methods.polish import polish
@@ -40,7 +43,7 @@ WHOLE = 0.4  # of the parameters: the size that steps begin at, at most
 @dataclass(frozen=True)
 class Sieve(Method):
     """`polish` is how many times all inputs are gone through in the last step; 0 leaves it out. `toward` tells what
-    it is to meet: the "predictions" of a classifier first, or all numbers of the "outputs" alike."""
+    polish is to meet: the "predictions" of a classifier first, or all numbers of the "outputs" alike."""
 
     polish: int = 10
     toward: Literal["predictions", "outputs"] = "predictions"
@@ -64,19 +67,24 @@ class Sieve(Method):
         if job.target() >= sum(work.line.before for work in job.works):
             return
         teacher, rounds = Teacher.original(job), sizes(job, self.polish > 0)
+        T = temperature(answers(job)) if self.polish and self.toward == "predictions" else None
         for left, size in enumerate(rounds, 1 - len(rounds)):
-            self.thin(job, teacher, size)
+            self.thin(job, teacher, size, T)
             if self.polish:
-                polish(job, max(1, self.polish // 4) if left else self.polish, self.toward == "predictions")
+                polish(job, max(1, self.polish // 4) if left else self.polish, T)
                 teacher = Teacher.copy_of(job) if left else teacher
 
-    def thin(self, job: Job, teacher: Teacher, size: int) -> None:
+    def thin(self, job: Job, teacher: Teacher, size: int, T: float | None) -> None:
         """Down to this size, layer after layer."""
-        c = costs(job, teacher)
+        c = costs(job, teacher, T)
         shares = share(job, teacher, c, size)
         for work in job.works:
             reconstruct(job, work, teacher, c[work.layer.name], shares[work.layer.name])
         neurons.absorb(job)
+
+
+def answers(job: Job) -> Iterator[Tensor | None]:
+    return (first_tensor(forward(job.original, batch)) for batch in job.observed.sample)
 
 
 def sizes(job: Job, in_steps: bool) -> list[int]:

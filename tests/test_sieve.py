@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import coresieve as cs
+from coresieve.kernels import submatrices
 from coresieve.lab import demo
 from coresieve.lab.compare import judge
 from coresieve.methods.distance import direction, distance, temperature
@@ -110,6 +111,14 @@ def test_refit_is_the_least_squares_solution_of_every_row_on_its_own_edges():
         torch.testing.assert_close(row, expected)
 
 
+def test_submatrices_with_and_without_numba_are_the_same(monkeypatch):
+    H, edges = normal(9, 9), torch.stack([torch.randperm(9, generator=seeded(b))[:4] for b in range(5)])
+    H = H + H.T
+    fast = submatrices.submatrices(H, edges).tril()
+    monkeypatch.setattr(submatrices, "_compiled", lambda: None)
+    assert torch.equal(fast, submatrices.submatrices(H, edges).tril())
+
+
 def test_refit_of_a_singular_problem_is_finite_and_as_good():
     a = normal(50, 10)
     a[:, 5:] = a[:, :5]  # every edge twice
@@ -153,6 +162,16 @@ def test_exactly_as_many_stay_although_scores_are_equal(k):
     (stay,) = largest([score], [1.0], k)
     assert int(stay.sum()) == k
     assert score[stay].sum() == score.flatten().sort(descending=True).values[:k].sum()
+
+
+@pytest.mark.parametrize(
+    "scores", [torch.rand(300, 100, generator=seeded()), torch.arange(30_000.0).reshape(300, 100)]
+)
+def test_the_largest_of_many_are_found_as_by_sorting(scores):
+    order = scores.flatten().sort(descending=True).values
+    for k in (1, 2, 100, 3000, 15_000, 29_000, 29_999):
+        (stay,) = largest([scores], [1.0], k)
+        assert torch.equal(scores[stay].sort(descending=True).values, order[:k])
 
 
 def test_some_rows_stand_for_all():

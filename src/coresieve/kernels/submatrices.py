@@ -1,7 +1,7 @@
 """Of one symmetric matrix many small ones: H[e_b, e_b] for the edges e_b of each row, lower triangles only.
 
-Which is what a Cholesky factorisation reads. Compiled by numba where it is there; else torch's indexing does it, in whole
-and several times slower.
+Which is what a Cholesky factorisation reads. Compiled by numba where it is there; else torch's indexing does it, in
+whole and several times slower.
 
 >>> H = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]])
 >>> submatrices(H, torch.tensor([[0, 2], [1, 2]])).tril().tolist()

@@ -140,7 +140,8 @@ def _run(out: Path, seeds: int | None, quick: bool, bar: Progress) -> Demo:
     bar.step("writing the page and the file")
     small = calibrate(model, parts.calibration, method=SAVED_METHOD).compress(keep=SAVED_SIZE)
     file = out / "small.safetensors"
-    small.save(file)
+    small.save(file, compact=True)
+    weights = sum(p.nbytes for p in model.parameters())
     demo = Demo(
         rows=rows,
         sizes=sizes,
@@ -151,7 +152,7 @@ def _run(out: Path, seeds: int | None, quick: bool, bar: Progress) -> Demo:
         command=_command(out, seeds, quick),
         page=out / "index.html",
         file=file,
-        file_note=f"{SAVED_METHOD} at {share(SAVED_SIZE)}, {size_of(file.stat().st_size)}",
+        file_note=f"{SAVED_METHOD} at {share(SAVED_SIZE)}: {size_of(file.stat().st_size)} of {size_of(weights)}",
     )
     page.write(demo.page, _page(demo))
     return demo

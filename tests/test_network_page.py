@@ -1,7 +1,10 @@
 """The page of one small network: what it tells, that it is whole in itself, and how a browser lays it out."""
 
+import html
+import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from test_cli import answer, folder  # noqa: F401  (a fixture)
 
 COMPRESS = ["compress", "nets:build", "--weights", "weights.safetensors", "--data", "x.npy", "--keep", "0.3"]
 BENCH = ["bench", "nets:build", "small.safetensors", "--weights", "weights.safetensors", "--seconds", "0.02"]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def whole_in_itself(text):
@@ -200,3 +204,119 @@ def test_without_jinja2_the_word_is_clear_and_comes_before_the_work(compact, cap
         assert code == 1
         assert "coresieve[lab]" in err
     assert answer(capsys, ["inspect", "small.safetensors"])[0] == 0
+
+
+# --- In a browser -------------------------------------------------------------------------------------------
+
+WIDTHS = (390, 1200)
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const told = [...document.querySelectorAll("iframe")].map(frame => {
+    const page = frame.contentDocument, view = frame.contentWindow, width = page.documentElement.clientWidth;
+    const inside = e => e.closest(".wide") || e.closest("pre") || e.closest("svg");
+    const right = e => e.getBoundingClientRect().right;
+    const out = [...page.querySelectorAll("body *")].filter(e => !inside(e) && right(e) > width + 0.5);
+    const color = e => [view.getComputedStyle(e).color, view.getComputedStyle(page.body).backgroundColor];
+    return {width, scroll: page.documentElement.scrollWidth, out: out.map(e => e.outerHTML.slice(0, 80)),
+            dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
+            tables: [...page.querySelectorAll(".wide")].map(e => [e.clientWidth, e.scrollWidth]),
+            bars: [...page.querySelectorAll(".bar svg")].map(e => e.getBoundingClientRect().width),
+            colors: ["h1", ".soft", ".told b", "td", ".claim p"].map(s => color(page.querySelector(s)))};
+  });
+  document.body.innerHTML = "<pre id=told></pre>";
+  document.getElementById("told").textContent = JSON.stringify(told);
+});
+</script>
+"""
+
+
+def browse(folder, how):  # noqa: F811
+    run = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder}/browser",
+    ]
+    done = subprocess.run([*run, *how], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def luminance(color):
+    parts = [int(n) / 255 for n in re.findall(r"\d+", color)[:3]]
+    return sum(k * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+               for k, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))  # fmt: skip
+
+
+def contrast(one, other):
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory):
+    """A page with all parts, and long names."""
+    folder = tmp_path_factory.mktemp("page")  # noqa: F811
+    model = nn.Module()
+    model.encoder_with_quite_a_long_name_of_its_own = nn.Sequential(
+        nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 4)
+    )
+    path = saved(folder / ("a_network_of_" + "many_words_" * 6 + ".safetensors"), model, compact=True)
+    lines = [LayerReport(f"encoder_with_quite_a_long_name_of_its_own.{i}", 40, 65, 2600, 260, draws=10**6, error=0.3)
+             for i in (0, 2)]  # fmt: skip
+    report = Report("corenet++", "keep=0.1", 0, "0.1", layers=lines, notes=["it stays exact: " + "x" * 90])
+    rows = [{"batch": n, "milliseconds": {"original": 1234.5, "compressed": 1300.0, "accelerated": 98.7},
+             "per_second": {"original": 1e6, "accelerated": 1e7}, "compressed_faster": (0.5, 0.9, 1.1),
+             "accelerated_faster": (9.1, 12.5, 14.0), "largest_difference": 1e-6} for n in (1, 512)]  # fmt: skip
+    sizes = {"memory": [10**7, 10**6], "file": [10**7, path.stat().st_size]}
+    timing = network_page.Timing(rows, sizes, 2, "Batch of 1: 12.5 times faster than the original.")
+    text = network_page.render(path, "coresieve bench " + "word " * 40, report=report, certificate=certificate(),
+                               timing=timing)  # fmt: skip
+    (folder / "page.html").write_text(text)
+    return folder
+
+
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine: how the page is laid out is not seen"
+)
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_lays_it_out_on_a_phone_and_a_desk(long_page, dark):
+    text = (long_page / "page.html").read_text()
+    frames = "".join(
+        f'<iframe style="width:{w}px;height:900px;border:0" srcdoc="{html.escape(text)}"></iframe>'
+        for w in WIDTHS
+    )
+    (long_page / "frames.html").write_text(f"<!doctype html><body>{frames}{MEASURE}")
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    dom = browse(long_page, [scheme, "--dump-dom", (long_page / "frames.html").as_uri()])
+    told = json.loads(html.unescape(re.search(r'<pre id="told">(.*?)</pre>', dom, re.S)[1]))
+    if any(frame["dark"] != dark for frame in told):
+        pytest.skip("this chromium does not take the colour scheme that is asked for")
+    assert [frame["width"] for frame in told] == list(WIDTHS)
+    for frame in told:
+        assert frame["scroll"] <= frame["width"]
+        assert frame["out"] == []
+        assert min(frame["bars"]) > 200
+        for ink, paper in frame["colors"]:
+            assert contrast(ink, paper) >= 4.5
+            assert (luminance(paper) < 0.1) == dark
+    phone, desk = told
+    assert any(scroll > seen for seen, scroll in phone["tables"])  # wide tables are swiped
+    assert any(scroll <= seen for seen, scroll in desk["tables"])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the page is not drawn")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_screenshot_shows_bars(long_page, width):
+    image = pytest.importorskip("matplotlib.image")
+    shot = long_page / f"{width}.png"
+    browse(
+        long_page, [f"--window-size={width},3000", f"--screenshot={shot}", (long_page / "page.html").as_uri()]
+    )
+    pixels = (image.imread(shot)[..., :3] * 255).round().astype(int)
+    assert pixels.shape[:2] == (3000, width)
+    for color in ((107, 114, 128), (11, 107, 203), (224, 122, 0)):  # before, after, header
+        assert (abs(pixels - color).max(axis=2) <= 1).sum() > 100

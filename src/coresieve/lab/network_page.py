@@ -119,7 +119,7 @@ def render(
         totals=_totals(before, size, bound, measured=timing is not None),
         kinds={kind: text for kind, text in KINDS.items() if kind == "header" or _sum(layers, kind)},
         went=_went(layers, size),
-        bytes_table=_bytes_table(layers, before, size),
+        bytes_table=_bytes_table(layers, size),
         timing=timing,
         latency=[] if timing is None else [_latency(row) for row in timing.rows],
         latency_table=None if timing is None else _latency_table(timing.rows),
@@ -252,36 +252,38 @@ def _facts(
     return facts
 
 
-def _bytes_table(layers: Sequence[Layer], before: int, size: int) -> page.Grid:
-    rows = []
-    for layer in layers:
-        sizes = [layer.before or 0, layer.dense, layer.positions, layer.coded + layer.plain, layer.bytes]
-        rows.append([layer.name, f"{layer.kept:,}", *(f"{n:,}" for n in sizes), *_against(layer)])
-    stored = sum(layer.bytes for layer in layers)
-    rows.append(["header", *[""] * 5, f"{max(0, size - stored):,}", "", ""])
-    bound = sum(layer.bound for layer in layers)
-    rows.append(
-        ["total", f"{sum(layer.kept for layer in layers):,}", f"{sum(layer.before or 0 for layer in layers):,}",
-         f"{sum(layer.dense for layer in layers):,}", f"{sum(layer.positions for layer in layers):,}",
-         f"{sum(layer.coded + layer.plain for layer in layers):,}", f"{size:,}", f"{8 * bound:,.0f}",
-         f"{stored / bound:.2f}" if bound else ""]
-    )  # fmt: skip
+def _bytes_table(layers: Sequence[Layer], size: int) -> page.Grid:
+    """What matters most stands first: a phone shows four columns."""
     head = (
         "layer",
-        "not 0",
-        "before",
-        "dense now",
-        "positions",
-        "values",
         "bytes",
         "bound, bits",
         "bytes / bound",
+        "positions",
+        "values",
+        "not 0",
+        "dense now",
+        "before",
     )
+    numbers = [
+        (x.name, x.bytes, x.bound, x.positions, x.coded + x.plain, x.kept, x.dense, x.before or 0)
+        for x in layers
+    ]
+    totals = ("all layers", *(sum(column) for column in list(zip(*numbers, strict=True))[1:]))
+    rows = [
+        [
+            name,
+            f"{stored:,}",
+            f"{8 * bound:,.0f}",
+            f"{stored / bound:.2f}" if bound else "",
+            *(f"{n:,}" for n in rest),
+        ]
+        for name, stored, bound, *rest in ([*numbers, totals] if numbers else [])
+    ]
+    header = size - sum(layer.bytes for layer in layers)
+    blank = [""] * (len(head) - 2)
+    rows += [["header", f"{header:,}", *blank], ["the file", f"{size:,}", *blank]]
     return page.Grid("Bytes by layer", head, rows)
-
-
-def _against(layer: Layer) -> list[str]:
-    return [f"{8 * layer.bound:,.0f}", f"{layer.bytes / layer.bound:.2f}" if layer.bound else ""]
 
 
 def _latency_table(rows: Sequence[dict[str, Any]]) -> page.Grid:

@@ -32,6 +32,7 @@ from coresieve.cli_arguments import (
     Model,
     Names,
     Out,
+    Page,
     Weights,
     Whole,
     check_coded,
@@ -301,9 +302,17 @@ def compare(
 
 @app.command(sort_key=4)
 def inspect(
-    file: Annotated[Path, Parameter(help="A file that `coresieve compress` wrote.")], /, *, json: Json = False
+    file: Annotated[Path, Parameter(help="A file that `coresieve compress` wrote.")],
+    /,
+    *,
+    page: Page = None,
+    json: Json = False,
 ):
     """Show what a saved network holds, layer by layer."""
+    if page is not None:
+        from coresieve.lab import network_page
+
+        network_page.check(page)
     with progress() as bar:
         bar.step("loading torch")
         if is_onnx(file):
@@ -312,10 +321,30 @@ def inspect(
             from coresieve.storage import read_header
 
         header = read_header(file)
+        if page is not None:
+            _write_page(page, file, header)
     if json:
         print_json(header)
         return
     _say_header(file, header)
+    if page is not None:
+        say(f"Page  {escape(str(page))}")
+
+
+def _write_page(page: Path, file: Path, header: dict[str, Any]) -> None:
+    import shlex
+
+    from coresieve.certificate import Certificate
+    from coresieve.lab import network_page
+    from coresieve.report import Report
+
+    network_page.write(
+        page,
+        file,
+        shlex.join(["coresieve", "inspect", str(file), "--page", str(page)]),
+        report=Report.from_dict(header["report"]) if "report" in header else None,
+        certificate=Certificate.from_dict(header["certificate"]) if "certificate" in header else None,
+    )
 
 
 def _say_header(file: Path, header: dict[str, Any]) -> None:

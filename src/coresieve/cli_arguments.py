@@ -122,6 +122,9 @@ Data = Annotated[
     Parameter(name=("--data", "--calibration"), help="Inputs, one per row: .npy, .npz or .safetensors."),
 ]
 Out = Annotated[Path | None, Parameter(name=("--out", "-o"))]
+Page = Annotated[
+    Path | None, Parameter(help="Also write all of it as one HTML page, whole in itself (coresieve[lab]).")
+]
 Key = Annotated[str | None, Parameter(help="Name of the array, in a file that holds several [default: x].")]
 Json = Annotated[
     bool,

@@ -5,12 +5,13 @@ coresieve bench nets:build small.safetensors --weights w.safetensors --batch 1,8
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from coresieve.cli_arguments import Json, Key, Model, Weights, Whole, converted, names, trained, whole
+from coresieve.cli_arguments import Json, Key, Model, Page, Weights, Whole, converted, names, trained, whole
 from coresieve.cli_certificates import Compact
 from coresieve.errors import BudgetError, SampleError
 from coresieve.terminal import escape, print_json, progress, say, size_of, table
@@ -38,6 +39,7 @@ def bench(
     data_key: Key = None,
     threads: Whole = 1,
     seconds: float = 1.0,
+    page: Page = None,
     json: Json = False,
 ) -> None:
     """Time a small network against its original: latency, throughput, memory and file size.
@@ -60,6 +62,10 @@ def bench(
         raise BudgetError(f"--batch {','.join(map(str, batch))} --threads {threads}",
                           "whole numbers of at least 1", "--batch 1,8,64,512 --threads 1")  # fmt: skip
     file = trained(original, weights)
+    if page is not None:
+        from coresieve.lab import network_page
+
+        network_page.check(page)
     with progress() as bar:
         bar.step("loading torch")
         import torch
@@ -72,7 +78,8 @@ def bench(
         torch.set_num_threads(threads)
         try:
             net = load_model(original, weights)
-            small = _load_small(compressed, net).model
+            loaded = _load_small(compressed, net)
+            small = loaded.model
             inputs = _inputs(net, data, data_key)
             bar.step("finding the fastest way for each layer")
             fast = sparse.accelerate(small.eval(), batch=batch)
@@ -89,6 +96,21 @@ def bench(
         "file": [file.stat().st_size, compressed.stat().st_size],
     }
     told = _verdict(rows, bytes_)
+    if page is not None:
+        from coresieve.lab import network_page
+
+        asked = {"--weights": weights, "--batch": ",".join(map(str, batch)), "--data": data, "--data-key": data_key,
+                 "--threads": threads, "--seconds": f"{seconds:g}", "--page": page}  # fmt: skip
+        command = ["coresieve", "bench", original, str(compressed)]
+        command += [word for name, value in asked.items() if value is not None for word in (name, str(value))]
+        network_page.write(
+            page,
+            compressed,
+            shlex.join(command),
+            report=loaded.report,
+            certificate=loaded.certificate,
+            timing=network_page.Timing(rows, bytes_, threads, told, fast.acceleration),  # pyright: ignore
+        )
     if json:
         report = fast.acceleration.to_dict()  # pyright: ignore
         print_json(
@@ -99,6 +121,8 @@ def bench(
     say(_sizes(bytes_))
     say(escape(str(fast.acceleration)))  # pyright: ignore
     say(f"\n[bold]{escape(told)}[/]")
+    if page is not None:
+        say(f"Page  {escape(str(page))}")
 
 
 def _inputs(net: nn.Module, data: Path | None, key: str | None) -> Tensor:

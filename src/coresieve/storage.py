@@ -177,6 +177,13 @@ def read_header(path: PathLike) -> dict[str, Any]:
     return {**contents.header, "file": about}
 
 
+def read_tensors(path: PathLike) -> dict[str, Tensor]:
+    """The tensors, decoded and checked, without a skeleton; a tied one under its first name alone."""
+    path = _plain_path(path)
+    with _opened(path) as file:
+        return _payload(path, file, _contents(path, file))
+
+
 def is_ours(path: PathLike) -> bool:
     """Whether a file begins as those that `save_model` writes do, whole or not."""
     with _opened(_plain_path(path)) as file:

@@ -103,19 +103,9 @@ def render(
     grid: Grid | None = None,
 ) -> str:
     """The page as text."""
-    require_jinja2()
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("coresieve.lab", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["share"] = share
     styles = palette([entry["method"] for section in sections for entry in section.entries])
     parts = [(section, [drawn(f, section.entries, styles) for f in section.figures]) for section in sections]
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2").render(
         title=title,
         lead=lead,
         facts=facts,
@@ -128,6 +118,21 @@ def render(
         grid=grid,
         frame={"w": WIDTH, "h": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
     )
+
+
+def template(name: str) -> Any:
+    """One of the files beside this one; `look.css.j2` is what all pages look like."""
+    require_jinja2()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("coresieve.lab", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["share"] = share
+    return environment.get_template(name)
 
 
 def require_jinja2() -> None:

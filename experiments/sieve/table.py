@@ -57,7 +57,7 @@ def table(
 
 
 def of_a_set(name: str) -> Lines:
-    experiment, rows = rows_of(name)
+    experiment, rows = rows_of(f"sieve-{name}")
     if not rows:
         return [f"## {SETS[name]}", "", "Not measured yet.", ""]
     methods, keeps = [c.told for c in experiment.choices], sorted(experiment.sizes, reverse=True)

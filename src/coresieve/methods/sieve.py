@@ -130,8 +130,6 @@ def reconstruct(job: Job, work: Work, teacher: Teacher, c: Tensor, size: int) ->
     if size >= work.layer.nonzero():
         return
     fit, aside = moments(job, work, teacher)
-    if not fit.lines:
-        return  # it did not run here: nothing to fit it to
     one = problem(fit, work, RIDGE, c)
     (stay,) = choose_edges([one], size)
     W = work.layer.read(slice(None))
@@ -155,7 +153,7 @@ def evenly(rows: int, most: int) -> Tensor:
 
 def scaled(m: Moments, W: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
     """H, G with a pull of this strength toward W, for weights times `scale`: H has ones on its diagonal then."""
-    H, G = m.H / m.lines, m.G / m.lines
+    H, G = (x / max(1, m.lines) for x in (m.H, m.G))
     pull = ridge * float(H.diagonal().mean()) or 1.0
     H.diagonal().add_(pull)
     G += pull * W

@@ -22,29 +22,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coresieve.methods.magnitude import keep_largest
-from coresieve.methods.method import Job, Method, split_evenly
-from coresieve.methods.moments import Teacher, moments
+from coresieve.methods.one_shot import OneShot
 
 BLOCK, DAMPING = 128, 0.01
 
 
 @dataclass(frozen=True)
-class SparseGPT(Method):
+class SparseGPT(OneShot):
     name: ClassVar[str] = "sparsegpt"
-    wants_sample: ClassVar[bool] = True
-    random: ClassVar[bool] = False
 
-    def compress(self, job: Job) -> None:
-        assert job.budget.keep is not None
-        original = Teacher.original(job)
-        for work, size in zip(job.works, split_evenly(job.works, job.budget.keep), strict=True):
-            if size >= work.line.before:
-                continue
-            fit, aside = moments(job, work, original)
-            W = work.layer.read(slice(None))
-            work.layer.write(slice(None), pruned(W, (fit + aside).H, size))
-            keep_largest([work], size)  # a weight that was 0 may have become one
+    def pruned(self, W: Tensor, H: Tensor, size: int) -> Tensor:
+        return pruned(W, H, size)
 
 
 def pruned(W: Tensor, H: Tensor, size: int) -> Tensor:

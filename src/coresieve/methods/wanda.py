@@ -16,26 +16,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from coresieve.methods.method import Job, Method, split_evenly
-from coresieve.methods.moments import Teacher, moments
+from coresieve.methods.one_shot import OneShot
 
 
 @dataclass(frozen=True)
-class Wanda(Method):
+class Wanda(OneShot):
     name: ClassVar[str] = "wanda"
-    wants_sample: ClassVar[bool] = True
-    random: ClassVar[bool] = False
 
-    def compress(self, job: Job) -> None:
-        assert job.budget.keep is not None
-        original = Teacher.original(job)
-        for work, size in zip(job.works, split_evenly(job.works, job.budget.keep), strict=True):
-            if size >= work.line.before:
-                continue
-            fit, aside = moments(job, work, original)
-            norms = (fit + aside).H.diagonal().sqrt()
-            w = work.layer.read(slice(None))
-            work.layer.write(slice(None), torch.where(best_in_rows(w.abs() * norms, size), w, 0.0))
+    def pruned(self, W: Tensor, H: Tensor, size: int) -> Tensor:
+        return torch.where(best_in_rows(W.abs() * H.diagonal().sqrt(), size), W, 0.0)
 
 
 def best_in_rows(score: Tensor, size: int) -> Tensor:

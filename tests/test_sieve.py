@@ -90,10 +90,10 @@ def test_without_gradients_layers_share_by_their_own_errors_and_the_report_says_
             with torch.no_grad():
                 return self.body(x)
 
-    small = cs.compress(Blind(), normal(200, 20), keep=0.3)
-    assert small.report.kept <= 0.3
-    assert any("own error" in note for note in small.report.notes)
-    assert any("polish ended early" in note for note in small.report.notes)
+    small = cs.compress(Blind(), normal(200, 20), keep=0.15)  # in two steps, each of which has it to say
+    assert small.report.kept <= 0.15
+    for words in ("own error", "polish ended early"):
+        assert sum(words in note for note in small.report.notes) == 1
     assert torch.isfinite(small(normal(10, 20))).all()
 
 

@@ -83,6 +83,11 @@ class Job:
             else:
                 self.model = new
 
+    def tell(self, note: str) -> None:
+        """A line for the report, once although a step that has it to say is taken more than once."""
+        if note not in self.notes:
+            self.notes.append(note)
+
     def target(self) -> int:
         """How many parameters may stay, over all works."""
         return self.budget.parameters(sum(work.line.before for work in self.works))

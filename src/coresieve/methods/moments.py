@@ -129,9 +129,7 @@ def costs(job: Job, teacher: Teacher, T: float | None = None) -> dict[str, Tenso
             if gradient is not None:
                 c[name] += gradient.double().square().sum(dim=0).cpu()
     if not all(bool(x.sum() > 0) and bool(x.isfinite().all()) for x in c.values()):
-        job.notes.append(
-            "not every layer gets a gradient from the output: each layer's own error counts instead"
-        )
+        job.tell("not every layer gets a gradient from the output: each layer's own error counts instead")
         c = {name: torch.full_like(x, 1 / (power[name] or 1.0)) for name, x in c.items()}
     most = max(float(x.max()) for x in c.values())
     found = {}

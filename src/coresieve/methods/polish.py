@@ -51,7 +51,7 @@ def polish(job: Job, epochs: int, T: float | None) -> None:
     rng = np.random.default_rng(6)  # the same order for every seed: nothing here is drawn
     train, aside = _parted(job, rng)
     if not (weights and train and aside):
-        _tell(job, "not polished: there are too few inputs, or no weights or no output to move them by")
+        job.tell("not polished: there are too few inputs, or no weights or no output to move them by")
         return
     steps = epochs * sum(-(-size(x) // BATCH) if _can_take(x) else 1 for x, _ in train)
     adam = torch.optim.Adam([{"params": [w.wide], "lr": w.step} for w in weights])
@@ -63,7 +63,7 @@ def polish(job: Job, epochs: int, T: float | None) -> None:
         for _ in range(epochs):
             for batch in _shuffled(train, rng):
                 if not _step(job.model, weights, adam, batch, T):
-                    _tell(job, "polish ended early: an output had no gradient, or was no number")
+                    job.tell("polish ended early: an output had no gradient, or was no number")
                     break
                 falling.step()
             off = _off(job.model, aside, T)
@@ -72,11 +72,6 @@ def polish(job: Job, epochs: int, T: float | None) -> None:
     for w, values in zip(weights, best, strict=True):
         w.wide = values
         w.put()
-
-
-def _tell(job: Job, note: str) -> None:
-    if note not in job.notes:  # it may be polished more than once
-        job.notes.append(note)
 
 
 def _weights(job: Job) -> Iterator[Weight]:
